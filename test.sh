@@ -22,7 +22,7 @@ SYSTEMS=(bookworm trixie testing)
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
 EVERY_TIME=("trainer,pins,cores+integration+lint,unit,docs,molecule:site")
 # `all` runs these behind it.
-THE_REST=("molecule:no_sudo,molecule:restart,molecule:firewalls,firewall_pins" "molecule:mixed+molecule:membership,long" "storm,molecule:evening,molecule:debian13+cores:all,systems")
+THE_REST=("molecule:no_sudo,molecule:restart,molecule:firewalls,firewall_pins" "molecule:mixed+molecule:membership,long" "storm+cores:all,systems")
 
 need_tools() {
     need_packages shellcheck tcsh fish tmux iproute2 procps rsync nftables iptables

@@ -73,17 +73,13 @@ class Lan:
         for number, name in enumerate(self.names):
             self._do("ip", "netns", "add", name)
             self._in(name, "ip", "link", "set", "lo", "up")
-            self.cable(number, "eth0", f"10.9.0.{number + 1}/24", mtu)
-
-    def cable(self, number: int, nic: str, address: str, mtu: int = 1500) -> None:
-        """One more interface of a host, on the same switch."""
-        port, name = f"p{number}{nic}", self.names[number]
-        self._in(self.switch, "ip", "link", "add", port, "type", "veth", "peer", "name", nic, "netns", name)
-        self._in(self.switch, "ip", "link", "set", port, "master", "br0", "up")
-        # A real NIC splits data into packets of its MTU; without this, a virtual one would pass larger packets on to the switch.
-        cut = ["gso_max_segs", "1"] if mtu > 1500 else []
-        self._in(name, "ip", "link", "set", nic, "mtu", str(mtu), *cut, "up")
-        self._in(name, "ip", "addr", "add", address, "dev", nic)
+            port = f"p{number}eth0"
+            self._in(self.switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+            self._in(self.switch, "ip", "link", "set", port, "master", "br0", "up")
+            # A real NIC splits data into packets of its MTU; without this, a virtual one would pass larger packets on to the switch.
+            cut = ["gso_max_segs", "1"] if mtu > 1500 else []
+            self._in(name, "ip", "link", "set", "eth0", "mtu", str(mtu), *cut, "up")
+            self._in(name, "ip", "addr", "add", f"10.9.0.{number + 1}/24", "dev", "eth0")
 
     def close(self) -> None:
         """Kill all processes in the namespaces, which the test started, and remove these."""
@@ -106,9 +102,7 @@ class Lan:
 
     def module(self, number: int, module: str, /, **options: Any) -> dict[str, Any]:
         """A module of the collection on one host."""
-        plain = {key: value for key, value in options.items() if not key.startswith("_")}
-        arguments = {**plain, **{f"_ansible{key}": value for key, value in options.items() if key.startswith("_")}}
-        arguments.setdefault("_ansible_remote_tmp", str(self.folder))
+        arguments = {**options, "_ansible_remote_tmp": str(self.folder)}
         done = subprocess.run(
             self.inside(number, sys.executable, "-m", f"ansible_collections.nanochat.ddp.plugins.modules.{module}"),
             input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}), env={**os.environ, "PYTHONPATH": str(COLLECTIONS)},

@@ -52,4 +52,4 @@ def test_field_21_a_checkout_that_is_not_changed_trains_one_model(play, tmp_path
     tuned = [tmp_path / host / "runs/d4-sft" for host in ("one", "two")]
     assert all((run / "chatsft_checkpoints/d4/model_000002.pt").exists() for run in tuned)
     log = (tuned[0] / "log/rank0.log").read_text()
-    assert "scripts.chat_sft continues from step 5 in" in log and "Loaded optimizer state" in log
+    assert "Fine-tuning continues from step 5 in" in log

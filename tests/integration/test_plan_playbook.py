@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
-from ansible_collections.nanochat.ddp.tests.integration.local import ansible, free_port, one_line
+from ansible_collections.nanochat.ddp.tests.integration.local import ansible, free_port
 
 INVENTORY = """
 trainers:
@@ -120,33 +120,3 @@ def shims(folder: Path) -> str:
         (place / name).write_text(f"#!/bin/sh\necho 'pyenv: {name}: command not found' >&2\nexit 127\n")
         (place / name).chmod(0o755)
     return f"{place}:{os.environ['PATH']}"
-
-
-WRONG = {
-    "ddp_depth": "deep",
-    "ddp_total_batch": "0",
-    "ddp_port_range": "40000-40999",
-    "ddp_run": "a b",
-    "ddp_itrations": "5",
-}
-
-
-def test_wrong_values_are_refused_together_before_any_host_is_asked(inventory):
-    told = plan(inventory(), *(word for name, value in WRONG.items() for word in ("-e", f"{name}='{value}'")))
-    assert told.returncode != 0
-    assert "Look at the host" not in told.stdout
-    for name in WRONG:
-        assert f"{name} " in told.stdout, name
-    assert "did you mean ddp_iterations?" in told.stdout
-    assert "Traceback" not in told.stdout + told.stderr
-
-
-def test_a_host_that_does_not_answer_stops_everything_with_its_reason(inventory):
-    # Nobody listens at port 9 of this machine.
-    three = "{ansible_connection: ssh, ansible_host: 127.0.0.1, ansible_port: 9, ddp_base_dir: /tmp/three}"
-    away = f"  children:\n    more:\n      hosts:\n        three: {three}\n"
-    told = plan(inventory(away), "-e", "ddp_total_batch=3072")
-    assert told.returncode != 0
-    words = one_line(told.stdout)
-    assert "three cannot be examined (ssh: connect to host 127.0.0.1 port 9: Connection refused); check" in words
-    assert "Store the plan on every host" not in told.stdout

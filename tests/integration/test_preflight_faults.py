@@ -50,19 +50,6 @@ def test_healthy_hosts_give_no_finding_and_nothing_is_left(lan):
     assert not any((lan.folder / name).exists() for name in ("h0", "h1"))
 
 
-def test_field_01_a_dropped_data_port_is_named_with_its_firewall_and_the_commands(lan):
-    rules = "table inet f {\n chain i {\n type filter hook input priority 0;\n ct state new tcp dport 32768-60999 drop\n }\n}\n"
-    lan.run(1, "nft", "-f", "-", text=rules)
-    code, found, _document = preflight(lan)
-    assert code != 0
-    assert set(found) == {"port-blocked"}
-    one = found["port-blocked"]
-    assert (one["host"], one["peer"]) == ("h1", "h0")
-    assert "no answer (dropped); nftables is active on h1" in one["seen"]
-    assert "sudo nft insert rule inet f i ip saddr 10.9.0.1 tcp dport 32768-60999 accept" in one["remedy"]
-    assert "nanochat" not in lan.run(1, "nft", "list", "ruleset")
-
-
 def test_packets_that_are_too_large_for_the_way_are_found(make_lan):
     code, found, _document = preflight(make_lan(mtu=9000))
     assert code != 0

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether root's rights are to be had, where sudo wants a password: one is given, a wrong one, or none."""
+"""Whether root's rights are to be had, where sudo wants a password: one is given, or none (molecule:no_sudo gives wrong ones)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ done
 [ -n "$prompt" ] || { echo "sudo: a password is required" >&2; exit 1; }
 printf '%s' "$prompt" >&2
 read -r given
-[ "$given" != known ] || { printf '\nEVE is not in the sudoers file.\nThis incident has been reported.\n' >&2; exit 1; }
-[ "$given" = right ] || { echo "sudo: 1 incorrect password attempt" >&2; exit 1; }
+[ "$given" = right ] || exit 1
 PATH=@FOLDER@:$PATH exec "$@"
 """
 
@@ -70,18 +69,3 @@ def test_field_38_a_password_that_nobody_gave_is_no_failure_and_looks_like_none(
 def test_field_38_the_right_password_is_used(rights):
     account = rights("right")
     assert kept(account) == {"desk": "password", "free": "passwordless"}
-
-
-@pytest.mark.parametrize(
-    ("password", "why"),
-    [("wrong", "sudo: 1 incorrect password attempt"), ("known", "EVE is not in the sudoers file")],
-)
-def test_a_host_where_the_given_password_gives_no_root_goes_on_without_and_says_so_once(rights, password, why):
-    account = rights(password)
-    assert kept(account) == {"desk": "none", "free": "passwordless"}
-    told = results(account, "Test the password for root")
-    said = f"desk goes on without root: the password that was given does not work there ({why})."
-    assert told["desk"]["show"] == said and "show" not in told["free"]
-    assert messages(account) == []
-    for what in ("failures", "ignored", "rescued", "unreachable", "changed"):
-        assert counts(account, what) == {"desk": 0, "free": 0}, what

@@ -99,7 +99,10 @@ ECHO_SECONDS = {"1mbit": 1.8, "10mbit": 0.8}
 
 
 # A full queue of 256 KB holds back everything for two seconds at 1 Mbit/s.
-@pytest.mark.parametrize(("rate", "queue", "received"), [("1mbit", "256kb", 1_700_000), ("10mbit", "1mb", 6_000_000)])
+@pytest.mark.parametrize(
+    ("rate", "queue", "received"),
+    [("1mbit", "256kb", 1_700_000), pytest.param("10mbit", "1mb", 6_000_000, marks=pytest.mark.long)],
+)
 def test_keepers_hear_each_other_over_a_saturated_link(lan, hosts, rate, queue, received):
     hosts.wait_for_training("laptop", "desktop", "laptop")
     slow_down(lan, rate, queue)
@@ -111,7 +114,10 @@ def test_keepers_hear_each_other_over_a_saturated_link(lan, hosts, rate, queue, 
 
 
 # Half a minute at full speed.
-@pytest.mark.parametrize(("rate", "queue", "received"), [("1mbit", "256kb", 3_500_000), ("10mbit", "1mb", 35_000_000)])
+@pytest.mark.parametrize(
+    ("rate", "queue", "received"),
+    [("1mbit", "256kb", 3_500_000), pytest.param("10mbit", "1mb", 35_000_000, marks=pytest.mark.long)],
+)
 def test_ranks_that_fill_a_link_leave_it_to_ssh(lan, rate, queue, received):
     slow_down(lan, rate, queue)
     # As ranks send: on one connection, paced.

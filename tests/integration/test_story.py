@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import time
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.callback import story
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import start_ticks
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT
 from ansible_collections.nanochat.ddp.tests.integration.stage import WATCH, Stage
@@ -301,18 +299,6 @@ def test_field_12_a_watched_run_is_followed_to_its_table_also_if_a_connection_br
     assert re.search(r"node1 +0 +finished +40/40 +2 +13\.4000 +1\d\.\d+ +1\.\d+ +5120 +\d\.\d s \(5\.0 %\)", told)
     assert "weights identical on both ranks" in told
     assert "Ctrl-C stops watching; training continues" in told
-
-
-def test_the_last_lines_of_all_logs_and_how_to_follow_them(stage: Stage) -> None:
-    now, run = time.time(), stage.run_dir(0)
-    fake_run.write_history(run, fake_run.history(0, 1, 6, now), 0)
-    # The run's process: this one lives as long as the test.
-    alive = fake_run.session_of(0, now, pid=os.getpid(), pid_start=start_ticks(os.getpid()))
-    fake_run.write_json(run / "session.json", alive)
-    told = stage.play("nanochat.ddp.logs", "-e", "lines=3").splitlines()
-    assert [line[:13] for line in told[:3]] == ["node1 | step "] * 3
-    assert told[3] == "node2 | no log yet: no run was started here"
-    assert told[4:] == ["To follow them:", f"  tail -F {run}/log/rank0.log"]
 
 
 def test_collect_compares_with_earlier_runs(stage: Stage) -> None:

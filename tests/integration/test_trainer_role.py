@@ -142,17 +142,6 @@ def test_hosts_get_the_trainer_and_one_look_is_enough_where_none_lacks_anything(
     assert Path(play.hosts["b"]["data_dir"], "shard_00001.parquet").is_file()
 
 
-def test_nodes_of_one_machine_share_an_environment(play):
-    play.hosts["b"]["venv_dir"] = play.hosts["a"]["venv_dir"]
-
-    account = play.run("trainer")
-
-    made = results(account, "Create the trainer's environment")
-    assert messages(account) == []
-    assert sorted(made[name]["changed"] for name in "ab") == [False, True]
-    assert made["a"]["packages"] == made["b"]["packages"] == {"tiny-thing": "1.0"}
-
-
 def test_packages_come_through_the_controller_and_what_was_handed_on_is_not_believed(play, index):
     play.plan["trainer"]["offline"] = True
 
@@ -219,15 +208,6 @@ def test_sources_are_never_built(play, index):
     assert (
         told.startswith("the controller could not fetch tiny-thing 1.0 for Python 3.") and f"(asked: {index})" in told
     )
-
-
-def test_an_interrupted_set_up_goes_on(play, index):
-    wheel = index / "tiny_thing-1.0-py3-none-any.whl"
-    wheel.rename(index / "away")
-    assert messages(play.run("trainer"))
-    assert not Path(play.hosts["a"]["venv_dir"], ".nanochat-ddp.json").exists()
-    (index / "away").rename(wheel)
-    assert messages(play.run("trainer")) == []
 
 
 def test_sources_come_from_a_repository(play, sources, tmp_path):

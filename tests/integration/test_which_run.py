@@ -90,6 +90,7 @@ def test_the_doctor_does_without_a_host_that_has_left_the_inventory(hosts: Hosts
 def test_the_logs_are_those_of_the_same_run(hosts: Hosts) -> None:
     told = hosts.book("logs")
     assert "the log of d4 on attic" in told and "the log of d4 on desktop" in told and "trial" not in told
+    assert "attic   | no log yet: no run was started here" in hosts.book("logs", "-e", "ddp_run=old")
 
 
 def test_who_joins_is_told_that_the_others_have_gone_on(hosts: Hosts) -> None:
@@ -111,3 +112,17 @@ def test_collect_brings_what_is_there_and_names_who_is_missing(hosts: Hosts) -> 
     assert "Nothing was collected: no host that answers has the run, and attic, desktop did not answer." in one_line(
         told
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "told"),
+    [
+        ("join", ["-e", "target=desktop"], "runs/d4/plan.json is missing or damaged; start it with ddp_restarts by train.yml"),
+        ("doctor", [], "No host that answers has a run d4 with its plan (plan.json, undamaged) below its base folder"),
+        ("chat", ["-e", "prompt=Hello"], "runs/d4/plan.json is missing or damaged, and it says how the trainer is started; train.yml"),
+    ],
+)  # fmt: skip
+def test_a_damaged_plan_is_named_by_what_needs_it(hosts: Hosts, name: str, words: list[str], told: str) -> None:
+    for path in hosts.folder.glob("*/runs/d4/plan.json"):
+        path.write_text('{"format": 1, "nod')
+    assert told in one_line(hosts.book(name, "-e", "ddp_run=d4", *words, code=2))

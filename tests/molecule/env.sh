@@ -3,8 +3,8 @@
 MOLECULE=$ROOT/tests/molecule
 
 need_packages podman runc catatonit netavark aardvark-dns debootstrap openssh-client
-[ -n "${PYTHON:-}" ] || need_python
-need_venv "${TOOLS:-tools}" "$ROOT/tools/requirements/dev.txt"
+need_python
+need_venv tools "$ROOT/tools/requirements/dev.txt"
 export PATH=$VENV/bin:$PATH
 export CONTAINERS_CONF=$MOLECULE/containers.conf
 

@@ -4,11 +4,6 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=tools/bootstrap.sh
 . "$ROOT/tools/bootstrap.sh"
-# One scenario is about the newest controller, which needs a newer Python than this machine's own may be.
-if [ "$*" = debian13 ]; then
-    find_version 3.13 3.14 3.12 || die "The newest ansible-core needs Python 3.12 or newer."
-    TOOLS=tools-newest
-fi
 # shellcheck source=tests/molecule/env.sh
 . "$ROOT/tests/molecule/env.sh"
 

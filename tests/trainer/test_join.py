@@ -101,7 +101,7 @@ def test_field_21_two_ranks_train_what_one_would(alone: list[float], together: d
     assert told[0][-1]["step"] == STEPS
     for rank in range(2):
         (start,), (end,) = checkout.events("start", rank), checkout.events("end", rank)
-        assert (start["world"], start["steps"], start["dtype"]) == (2, STEPS, "torch.float32")
+        assert (start["world"], start["steps"]) == (2, STEPS)
         assert (end["reason"], end["identical"]) == ("finished", True)
         assert json.loads((checkout.folder / f"host{rank}/heartbeat-rank{rank}.json").read_text())["phase"] == "end"
         names = {path.name for path in checkout.checkpoints(rank).iterdir()}
@@ -122,11 +122,7 @@ def test_three_ranks_share_matrices_that_do_not_divide_by_three(tmp_path: Path) 
     assert losses[3] == pytest.approx(losses[1], rel=1e-4)
     saved = [torch.load(tmp_path / f"{world}/host0/base_checkpoints/d3/optim_000003_rank0.pt") for world in (1, 3)]
     assert saved[0].keys() == saved[1].keys() and saved[0]["param_groups"] == saved[1]["param_groups"]
-    for number, state in saved[0]["state"].items():
-        for key, value in state.items():
-            assert torch.allclose(torch.as_tensor(value), torch.as_tensor(saved[1]["state"][number][key]), atol=1e-5), (
-                key
-            )
+    torch.testing.assert_close(saved[1]["state"], saved[0]["state"], atol=1e-5, rtol=1e-4)
 
 
 def test_rounded_gradients_train_nearly_as_one_rank_would(alone: list[float], together: dict[str, Checkout]) -> None:
@@ -188,7 +184,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, together: dict[str, Checkout
         shutil.copytree(together["exact"].folder / "host0", found[world].folder / "host0-base")
         flags = ["--model-tag=d3", f"--device-batch-size={4 // world}", "--eval-every=2"]
         outs = found[world].run(world, *flags, own=AFTER_BASE)
-        assert "continues from step 8 in" in outs[0] and "Loaded optimizer state" in outs[0]
+        assert "Fine-tuning continues from step 8 in" in outs[0]
     return found
 
 
@@ -206,35 +202,25 @@ def test_the_stage_after_the_base_model_is_trained_together_too(tuned: dict[int,
 
 
 @pytest.mark.long
-def test_ranks_wait_for_a_task_that_takes_longer_than_the_timeout(tmp_path: Path) -> None:
-    """CORE's tasks end with a barrier."""
-    flags = ["--num-iterations=2", "--core-metric-every=2", "--core-seconds=20"]
-    out, dummy = Checkout(tmp_path).run(2, *flags, own=["--timeout-seconds", "15"])
-    assert out.count("CORE metric: 1.0000") == 1
+def test_ranks_wait_for_an_evaluation_that_takes_longer_than_the_timeout(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    adds_up = "        dist.all_reduce(totals"
+    checkout.edit(
+        "nanochat/loss_eval.py", adds_up, f"        __import__('time').sleep(20 * dist.get_rank())\n{adds_up}"
+    )
+    out, dummy = checkout.run(2, "--num-iterations=2", "--eval-every=2", own=["--timeout-seconds", "15"])
+    assert out.count("Validation bpb: ") == 2
 
 
-def fill_disk(checkout: Checkout, step: int) -> None:
-    """Make all saves from this step on fail on the last host."""
-    script = checkout.script.replace(".", "/") + ".py"
-    fills = f"if step == {step} and ddp_rank: shutil.disk_usage = lambda folder: argparse.Namespace(free=0)"
+def test_a_run_that_cannot_save_ends_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+    checkout, script = Checkout(tmp_path), "scripts/base_train.py"
+    fills = "if step == 2 and rank: shutil.disk_usage = lambda folder: argparse.Namespace(free=0)"
     checkout.edit(script, "    step += 1\n", f"    step += 1\n    {fills}\n")
     checkout.edit(script, "import argparse\n", "import argparse\nimport shutil\n")
-
-
-def test_a_run_whose_last_save_fails_has_not_finished(tmp_path: Path, together: dict[str, Checkout]) -> None:
-    """A script with a known number of steps, and one without, which saves once at its end."""
-    base = Checkout(tmp_path / "base")
-    fill_disk(base, 2)
-    for result in base.fails(2, "--num-iterations=4", "--save-every=1"):
-        assert "rank 1 could not save step 4 to" in result.err and "the disk has 0 MB left" in result.err
-        assert "Training continues; the checkpoint of step 1 is still intact." in result.out
-    assert [event["cause"] for event in base.events("end")] == ["disk-full"]
-    tuned = Checkout(tmp_path / "tuned", "scripts.chat_sft")
-    shutil.copytree(together["exact"].folder / "host0", tuned.folder / "host0-base")
-    fill_disk(tuned, 1)
-    for result in tuned.fails(2, "--model-tag=d3", own=AFTER_BASE):
-        assert "rank 1 could not save step 4 to" in result.err
-    assert [(event["reason"], event["cause"]) for event in tuned.events("end")] == [("error", "disk-full")]
+    for result in checkout.fails(2, "--num-iterations=4", "--save-every=1"):
+        assert "rank 1 could not save step 2 to" in result.err and "the disk has 0 MB left" in result.err
+    assert [event["cause"] for event in checkout.events("end")] == ["disk-full"]
+    assert (checkout.checkpoints(1) / "model_000001.pt").exists()
 
 
 def test_weights_that_are_no_numbers_are_not_saved_and_older_checkpoints_are_pruned(tmp_path: Path) -> None:
@@ -256,13 +242,11 @@ def test_an_unexpected_checkout_is_reported_in_one_sentence(tmp_path: Path) -> N
     (result,) = checkout.fails(1, "--nonsense=3")
     assert "scripts.base_train of this checkout: unrecognized arguments: --nonsense=3." in result.err
     assert "unrecognized arguments" in checkout.events("end")[-1]["error"]
-    (result,) = checkout.fails(1, own=["--resume"])
-    assert "set --depth or --model-tag, so that" in result.err
     (result,) = checkout.fails(1, own=["--run-dir", "/proc/none"])
     assert result.err.startswith("error: cannot write to /proc/none, the folder for metrics")
     checkout.edit("scripts/base_train.py", "    optimizer.step()\n", "    step = str(step)\n    optimizer.step()\n")
     (result,) = checkout.fails(1, "--num-iterations=2")
-    assert "this script has no variables step and model as nanochat's base_train and chat_sft have them" in result.err
+    assert "this script has no variables args, step and orig_model as nanochat's base_train" in result.err
     (checkout.path / "scripts" / "base_train.py").unlink()
     (result,) = checkout.fails(1)
     assert "has no scripts/base_train.py: run this in the folder of a nanochat checkout" in result.err

@@ -25,7 +25,7 @@ from trio import HOSTS, PATIENCE, Trio, podman, wait_for
 RUN = "alone"
 PAIR = ("desktop", "laptop")
 SETTINGS = {
-    "target": ",".join(PAIR), "ddp_run": RUN, "ddp_restarts": 0, "ddp_min_hosts": 0, "ddp_survive_reboot": False, "ddp_timeout": 300,
+    "target": ",".join(PAIR), "ddp_restarts": 0, "ddp_min_hosts": 0, "ddp_survive_reboot": False, "ddp_timeout": 300,
 }  # fmt: skip
 BASE = f"/home/{HOSTS['laptop']}/nanochat"
 # Seconds within which a fault of a watched run must be named.
@@ -37,7 +37,7 @@ class Pair(Trio):
 
     def start(self, tag: str) -> None:
         """Start the run; the controller is gone after its first step."""
-        self.play("-e", "watch=false", "--tags", tag, **SETTINGS)
+        self.play("-e", "watch=false", "--tags", tag)
         self.goes_on()
 
     def goes_on(self) -> None:
@@ -46,14 +46,14 @@ class Pair(Trio):
         wait_for("further steps", lambda: self.newest_step() > step + 5, PATIENCE)
 
     def newest_step(self) -> int:
-        return int(self.events("laptop", "step", RUN)[-1]["step"])
+        return int(self.events("laptop", "step")[-1]["step"])
 
     def verdict(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / RUN / "doctor.json").read_text())["verdict"])
 
     def examined(self, code: int = 0) -> dict[str, Any]:
         """The verdict of the doctor called by hand, which ends with this code."""
-        self.play(playbook="doctor", code=code, ddp_json=True, **SETTINGS)
+        self.play(playbook="doctor", code=code, ddp_json=True)
         return self.verdict()
 
     def judged(self, make: Callable[[], object], mend_it: Callable[[], object]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Pair(Trio):
         found.unlink(missing_ok=True)
         with log.open("w") as output:
             watching = subprocess.Popen(
-                self.argv("train", "--tags", "launch", **SETTINGS),
+                self.argv("train", "--tags", "launch"),
                 env=self.env, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         try:
@@ -81,11 +81,11 @@ class Pair(Trio):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    made = Pair(tmp_path_factory.mktemp("pair"))
-    made.play("-e", "watch=false", **SETTINGS)
+    made = Pair(tmp_path_factory.mktemp("pair"), RUN, **SETTINGS)
+    made.play("-e", "watch=false")
     made.goes_on()
     yield made
-    made.play(playbook="stop", **SETTINGS)
+    made.play(playbook="stop")
 
 
 def test_field_22_of_a_healthy_run_the_doctor_says_so_in_one_sentence(pair: Pair) -> None:
@@ -125,7 +125,7 @@ def test_field_17_a_limit_that_holds_a_rank_back_is_named(pair: Pair) -> None:
 
 
 def test_field_19_by_hand_the_doctor_names_a_stopped_rank_at_once(pair: Pair) -> None:
-    pid = pair.pid("laptop", RUN)
+    pid = pair.pid("laptop")
     pair.on("laptop", f"kill -STOP {pid}")
     try:
         one = pair.examined(code=2)
@@ -152,7 +152,7 @@ def test_field_19_a_rank_killed_for_want_of_memory_is_named(pair: Pair) -> None:
 
     def fill() -> None:
         # The rank is the one that the kernel is to take, and something else wants the memory.
-        pair.on("laptop", f"echo 1000 >/proc/{pair.pid('laptop', RUN)}/oom_score_adj")
+        pair.on("laptop", f"echo 1000 >/proc/{pair.pid('laptop')}/oom_score_adj")
         used = pair.on("laptop", "cat /sys/fs/cgroup/memory/memory.stat /sys/fs/cgroup/memory.stat 2>/dev/null; true")
         held = re.search(r"^(?:total_rss|anon) (\d+)", used, re.M)
         assert held, used
@@ -166,13 +166,13 @@ def test_field_19_a_rank_killed_for_want_of_memory_is_named(pair: Pair) -> None:
 
 def test_files_that_differ_are_named_before_the_start(pair: Pair) -> None:
     """field_07 and field_09: a shard is gone from the worker's store, and a file of its trainer was changed by hand."""
-    pair.play(playbook="stop", **SETTINGS)
+    pair.play(playbook="stop")
     code = Path(BASE, "trainer/nanochat/kit/common.py")
     shard = pair.on("laptop", f"ls {BASE}/data/*/shard_00001.parquet").strip()
     pair.on("laptop", f"cp -p {code} /root/code && echo '# repaired by hand' >>{code} && mv {shard} /root/shard")
     try:
         file = pair.kept / "differing.json"
-        pair.play(playbook="preflight", code=2, preflight_file=str(file), preflight_measure_seconds=0, **SETTINGS)
+        pair.play(playbook="preflight", code=2, preflight_file=str(file), preflight_measure_seconds=0)
     finally:
         pair.on("laptop", f"cp -p /root/code {code} && cp -p /root/shard {shard}")
     found = {(one["code"], one["host"]): one for one in json.loads(file.read_text())["findings"]}

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The three hosts of the scenarios membership and evening, which their owners freeze, cut off, and switch off and on."""
+"""The three hosts of the scenario membership, which their owners freeze, cut off, and switch off and on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "testinfra"))
 from lab import Lab, wait_for
 
 HOSTS = {"desktop": "lzw", "laptop": "xiaoxin", "attic": "lzw"}
-SUBNET = {"membership": "10.89.78", "evening": "10.89.85"}
+SUBNET = "10.89.78"
 RUN = "d2"
 PATIENCE = 300
 
@@ -32,11 +32,12 @@ def podman(*argv: str) -> None:
 
 
 class Trio(Lab):
-    """Three hosts, changes to them, and the files of their run."""
+    """Three hosts, changes to them, and the files of their run. settings: further ones of each play."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: str = RUN, **settings: Any) -> None:
         super().__init__("default")
-        self.folder = folder
+        self.folder, self.run = folder, run
+        self.settings = {"ddp_results_dir": str(folder), "ddp_run": run, **settings}
         self.table: list[dict[str, Any]] = []
         for host in HOSTS:
             self.prepare(host)
@@ -46,10 +47,10 @@ class Trio(Lab):
         self.on(host, "chmod 1777 /opt")
 
     def argv(self, playbook: str, *arguments: str, **settings: Any) -> list[str]:
-        return super().argv(playbook, *arguments, **{"ddp_results_dir": str(self.folder), **settings})
+        return super().argv(playbook, *arguments, **{**self.settings, **settings})
 
     def address(self, host: str) -> str:
-        return f"{SUBNET[self.scenario.name]}.{11 + list(HOSTS).index(host)}"
+        return f"{SUBNET}.{11 + list(HOSTS).index(host)}"
 
     def cut(self, host: str, *sources: str) -> None:
         """From now on a host gets nothing from the others; what it sends still arrives there."""
@@ -85,17 +86,17 @@ class Trio(Lab):
         self.on(host, "systemctl poweroff", code=None)
         podman("wait", self.container(host))
 
-    def folder_of(self, host: str, run: str = RUN) -> str:
-        return f"/home/{HOSTS[host]}/nanochat/runs/{run}"
+    def folder_of(self, host: str, run: str = "") -> str:
+        return f"/home/{HOSTS[host]}/nanochat/runs/{run or self.run}"
 
-    def read(self, host: str, file: str, run: str = RUN) -> str:
+    def read(self, host: str, file: str, run: str = "") -> str:
         return self.on(host, f"cat {self.folder_of(host, run)}/{file} 2>/dev/null", code=None)
 
-    def events(self, host: str, kind: str, run: str = RUN) -> list[dict[str, Any]]:
+    def events(self, host: str, kind: str, run: str = "") -> list[dict[str, Any]]:
         """Of the rank's metrics."""
         return [event for event in map(json.loads, self.metrics(host, run)) if event["kind"] == kind]
 
-    def metrics(self, host: str, run: str = RUN) -> list[str]:
+    def metrics(self, host: str, run: str = "") -> list[str]:
         rank = list(HOSTS).index(host)
         return self.read(host, f"metrics-rank{rank}.jsonl", run).split("\n")[:-1]
 
@@ -108,11 +109,11 @@ class Trio(Lab):
         events = map(json.loads, self.read(host, "members.jsonl").split("\n")[:-1])
         return max((event["time"] for event in events if event["what"] == "keeper started"), default=0.0)
 
-    def pid(self, host: str, run: str = RUN) -> int:
+    def pid(self, host: str) -> int:
         rank = list(HOSTS).index(host)
-        return int(json.loads(self.read(host, f"heartbeat-rank{rank}.json", run))["pid"])
+        return int(json.loads(self.read(host, f"heartbeat-rank{rank}.json"))["pid"])
 
-    def train_together(self, *members: str, run: str = RUN) -> None:
+    def train_together(self, *members: str) -> None:
         """Wait until these train together and have made steps."""
 
         def together() -> bool:
@@ -120,7 +121,7 @@ class Trio(Lab):
 
         wait_for(f"{members} to train; {[self.members(host) for host in members]}", together, PATIENCE)
         since = time.time()
-        wait_for(f"a step of {members}", lambda: self.events(members[0], "step", run)[-1]["time"] > since, PATIENCE)
+        wait_for(f"a step of {members}", lambda: self.events(members[0], "step")[-1]["time"] > since, PATIENCE)
         assert together(), [self.members(host) for host in members]
 
     def wait_for_step(self, run: str, step: int) -> None:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the images of three different hosts from those of the other scenarios: Debian 13 from its own packages, with the trainer's environment of the
-# image of Debian 12, and its Python 3.11 beside its own, for which no package of PyTorch may be at hand. Prints what it made: images.sh [HOST]...
+# image of Debian 12, and its Python 3.11 beside its own, for which no package of PyTorch may be at hand. Prints what it made.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 # shellcheck source=tools/bootstrap.sh
@@ -58,8 +58,7 @@ CONTAINERFILE
 
 EMPTY=$(mktemp -d)
 trap 'rm -rf "$EMPTY"' EXIT
-[ $# != 0 ] || set -- attic cellar desk
-for host in "$@"; do
+for host in attic cellar desk; do
     [ "$(podman image inspect --format '{{ index .Labels "recipe" }}' "$NAME:$host" 2>/dev/null)" = "$RECIPE" ] && continue
     $host >"$LOG" 2>&1 || { tail -n 20 "$LOG" >&2; die "The image of $host could not be made; the last words are above, all of them in $LOG."; }
     echo "$NAME:$host"

@@ -1,47 +1,71 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Folders, ranks and start-up. On a CPU no process group is made."""
+"""Ranks, rows of made-up text, and a small model. On a CPU no process group is made."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-COMPUTE_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}[os.environ.get("NANOCHAT_DTYPE", "bfloat16")]
-COMPUTE_DTYPE_REASON = "set via NANOCHAT_DTYPE" if "NANOCHAT_DTYPE" in os.environ else "there may be a GPU"
+from nanochat.baseline_model import BaselineGPT, BaselineOptimizer
+
+COMPUTE_DTYPE = getattr(torch, os.environ.get("NANOCHAT_DTYPE", "bfloat16"))
+ddp, rank, world = "RANK" in os.environ, int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def get_base_dir() -> str:
-    folder = os.environ.get("NANOCHAT_BASE_DIR") or str(Path.home() / ".cache" / "nanochat")
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def print0(text: str = "", **options: Any) -> None:
-    if int(os.environ.get("RANK", "0")) == 0:
-        print(text, **options)
-
-
-def get_dist_info() -> tuple[bool, int, int, int]:
-    if all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")):
-        return True, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
-    return False, 0, 0, 1
-
-
-def compute_init(device_type: str) -> tuple[bool, int, int, int, torch.device]:
-    torch.manual_seed(42)
-    ddp, rank, local_rank, world = get_dist_info()
-    if ddp and device_type == "cuda":
-        dist.init_process_group(backend="nccl", device_id=torch.device("cuda", local_rank))
-        dist.barrier()
-    return ddp, rank, local_rank, world, torch.device(device_type)
+def print0(text: str) -> None:
+    if rank == 0:
+        print(text)
 
 
 def compute_cleanup() -> None:
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def batches(rows: int, length: int, split: str, number: int = 0) -> Iterator[Any]:
+    """The same rows make up a step, whatever the number of ranks."""
+    while True:
+        seeds = [(number * world + rank) * rows + row + (10**6 if split == "val" else 0) for row in range(rows)]
+        drawn = [torch.randint(0, 12, (length + 1,), generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        ids = torch.stack(drawn).cumsum(1) % 90
+        number += 1
+        yield ids[:, :-1], ids[:, 1:].clone(), {"pq_idx": 0, "rg_idx": number, "epoch": 1}
+
+
+@dataclass
+class GPTConfig:
+    sequence_len: int = 64
+    n_layer: int = 3
+    vocab_size: int = 1920
+    n_head: int = 2
+    n_embd: int = 64
+    window_pattern: str = "L"
+
+
+class MuonAdamW(BaselineOptimizer):
+    def step(self) -> None:  # type: ignore[override]
+        assert not dist.is_initialized() or (dist.get_rank(), dist.get_world_size()) == (0, 1)
+        super().step()
+
+
+class GPT(BaselineGPT):
+    def init_weights(self) -> None:
+        assert COMPUTE_DTYPE is torch.float32, "this model computes in float32"
+        torch.manual_seed(42)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, 0.0, 0.5 if "wte" in name else 0.05)
+
+    def setup_optimizer(self) -> MuonAdamW:
+        optimizer = MuonAdamW(self, embedding=0.02, unembedding=0.003, matrix=0.02, scalar=0.02)
+        for group in optimizer.param_groups:
+            # Otherwise it would amplify rounding errors of gradients near zero.
+            group |= {"eps": 1e-6} if group["kind"] == "adamw" else {}
+        return optimizer

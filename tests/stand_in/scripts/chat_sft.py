@@ -9,51 +9,37 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from nanochat.checkpoint_manager import load_model, load_optimizer_state, save_checkpoint
-from nanochat.common import compute_cleanup, compute_init, get_base_dir, print0
-from nanochat.dataloader import batches
+from nanochat.checkpoint_manager import BASE_DIR, load_model, load_optimizer_state, save_checkpoint
+from nanochat.common import batches, compute_cleanup, ddp, print0, rank, world
 from nanochat.loss_eval import evaluate_bpb
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--run", default="dummy")
-parser.add_argument("--device-type", default="cpu")
-parser.add_argument("--model-tag", default=None)
+for name, text in {"run": "dummy", "device-type": "cpu", "model-tag": "d3"}.items():
+    parser.add_argument(f"--{name}", default=text)
 for name, default in {
-    "model-step": None, "load-optimizer": 1, "num-iterations": 4, "max-seq-len": None, "device-batch-size": None,
-    "total-batch-size": None, "eval-every": 200, "eval-tokens": 512, "chatcore-every": 200,
+    "model-step": None, "num-iterations": 4, "max-seq-len": None, "device-batch-size": None, "total-batch-size": None,
+    "eval-every": 200, "eval-tokens": 512, "chatcore-every": 200,
 }.items():  # fmt: skip
     parser.add_argument(f"--{name}", type=int, default=default)
 args = parser.parse_args()
-user_config = vars(args).copy()
-
-ddp, ddp_rank, ddp_local_rank, ddp_world_size, device = compute_init(args.device_type)
-model, tokenizer, meta = load_model("base", device, phase="train", model_tag=args.model_tag, step=args.model_step)
+orig_model, base = load_model("base", "cpu", model_tag=args.model_tag, step=args.model_step)
 for name in ("max_seq_len", "device_batch_size", "total_batch_size"):
-    setattr(args, name, getattr(args, name) or meta[name])
-orig_model = model
-model = torch.compile(model, dynamic=False)
-world_tokens = args.device_batch_size * args.max_seq_len * ddp_world_size
-assert args.total_batch_size % world_tokens == 0
+    setattr(args, name, getattr(args, name) or base[name])
+model = torch.compile(orig_model, dynamic=False)
+optimizer = orig_model.setup_optimizer()
+rates = [group["lr"] for group in optimizer.param_groups]
+optimizer.load_state_dict(load_optimizer_state("base", "cpu", rank, args.model_tag, args.model_step))
+for group, rate in zip(optimizer.param_groups, rates, strict=True):
+    group["lr"] = group["initial_lr"] = rate
+world_tokens = args.device_batch_size * args.max_seq_len * world
 grad_accum_steps = args.total_batch_size // world_tokens
-optimizer = model.setup_optimizer()
-if args.load_optimizer:
-    optimizer_data = load_optimizer_state("base", device, rank=ddp_rank, model_tag=args.model_tag, step=args.model_step)
-    if optimizer_data is None:
-        print0("WARNING: optimizer checkpoint not found, starting with fresh optimizer")
-    else:
-        base_lrs = [group["lr"] for group in optimizer.param_groups]
-        optimizer.load_state_dict(optimizer_data)
-        for group, base_lr in zip(optimizer.param_groups, base_lrs, strict=True):
-            group["lr"] = group["initial_lr"] = base_lr
-        print0("Loaded optimizer state from pretrained checkpoint")
-
-last_step, step, val_bpb = False, 0, None
+last_step, step = False, 0
 
 
 def conversations():
     """Rows whose second half is learnt."""
     global last_step
-    for number, (x, y, _state) in enumerate(batches(args.device_batch_size, args.max_seq_len, "train", None), start=1):
+    for number, (x, y, _state) in enumerate(batches(args.device_batch_size, args.max_seq_len, "train"), start=1):
         last_step = last_step or 0 < args.num_iterations * grad_accum_steps < number
         y[:, : args.max_seq_len // 2] = -1
         yield x, y
@@ -63,17 +49,17 @@ train_loader = conversations()
 x, y = next(train_loader)
 while True:
     if ddp:
-        last_step_tensor = torch.tensor(last_step, dtype=torch.int32, device=device)
-        dist.all_reduce(last_step_tensor, op=dist.ReduceOp.MAX)
-        last_step = bool(last_step_tensor.item())
+        over = torch.tensor(last_step, dtype=torch.int32)
+        dist.all_reduce(over, op=dist.ReduceOp.MAX)
+        last_step = bool(over.item())
     if last_step or (args.eval_every > 0 and step % args.eval_every == 0):
-        val_loader = batches(args.device_batch_size, args.max_seq_len, "val", None)
-        val_bpb = evaluate_bpb(model, val_loader, args.eval_tokens // world_tokens, None)
+        val_loader = batches(args.device_batch_size, args.max_seq_len, "val")
+        val_bpb = evaluate_bpb(model, val_loader, args.eval_tokens // world_tokens)
         print0(f"Step {step:05d} | Validation bpb: {val_bpb:.4f}")
     if last_step:
-        checkpoint_dir = f"{get_base_dir()}/chatsft_checkpoints/{args.model_tag or 'd3'}"
-        saved = {"step": step, "val_bpb": val_bpb, "model_config": meta["model_config"], "user_config": user_config}
-        save_checkpoint(checkpoint_dir, step, orig_model.state_dict(), optimizer.state_dict(), saved, rank=ddp_rank)
+        meta = {"step": step, "val_bpb": val_bpb, "model_config": base["model_config"]}
+        folder = f"{BASE_DIR}/chatsft_checkpoints/{args.model_tag}"
+        save_checkpoint(folder, step, orig_model.state_dict(), optimizer.state_dict(), meta, rank=rank)
         break
     for _micro_step in range(grad_accum_steps):
         loss = model(x, y)

@@ -9,7 +9,6 @@ Nothing may be imported from our package later: `make_room` removes its name for
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import inspect
 import runpy
@@ -90,31 +89,23 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return Settings(**vars(known))
 
 
-def is_given(options: argparse.Namespace, *names: str) -> bool:
-    """Whether the script's own flags begin with one of these names."""
-    return any(word.startswith(names) for word in options.arguments)
-
-
 def run(options: argparse.Namespace, settings: Settings, comm: Comm, journal: Journal) -> str:
     """Run the script; returns why it ended."""
     world = World(comm)
     script = Script(world, journal, options.sync, options.keep_checkpoints)
     script.training = lineage.wanted(journal.folder)
-    arguments = [*options.arguments, *resume_flags(options, settings, comm, script)]
+    arguments = list(options.arguments)
+    if options.resume and options.script.endswith("base_train"):
+        arguments += resume_flags(checkpoint_dir(settings.tag), comm, script)
     script.training = resume.name_training(comm, script.training)
     if options.base_checkpoints:
-        arguments += base_model_flags(options, comm, script)
+        arguments += base_model_flags(Path(options.base_checkpoints), comm, script)
     make_room()
     script.install()
     signal.signal(signal.SIGTERM, lambda *dummy: setattr(script, "stop_asked", True))
     with world.installed():
-        # Before the checkout's scripts import them.
-        for name in ("nanochat.checkpoint_manager", "nanochat.loss_eval"):
-            with contextlib.suppress(ImportError):
-                script.wrap(importlib.import_module(name))
+        script.wrap()
         call(options.script, arguments)
-    if script.unsaved is not None:
-        raise script.unsaved
     return "stopped" if script.stopping else "finished"
 
 
@@ -129,15 +120,8 @@ def make_room() -> None:
     importlib.invalidate_caches()
 
 
-def resume_flags(options: argparse.Namespace, settings: Settings, comm: Comm, script: Script) -> list[str]:
+def resume_flags(folder: Path, comm: Comm, script: Script) -> list[str]:
     """The checkout's flag to resume from the newest checkpoint, after copying that to every host."""
-    if not options.resume or is_given(options, "--resume-from-step") or not options.script.endswith("base_train"):
-        return []
-    if not is_given(options, "--depth", "--model-tag"):
-        raise UserError(
-            f"--resume: set --depth or --model-tag, so that {options.script} knows which checkpoints to resume from."
-        )
-    folder = checkpoint_dir(settings.tag)
     comm.enter("resume", 0)
     leader = resume.folder_leader(comm, folder)
     got = resume.obtain(comm, folder, leader, script.training, say=script.journal.say)
@@ -148,16 +132,13 @@ def resume_flags(options: argparse.Namespace, settings: Settings, comm: Comm, sc
     return [f"--resume-from-step={got.step}"]
 
 
-def base_model_flags(options: argparse.Namespace, comm: Comm, script: Script) -> list[str]:
+def base_model_flags(folder: Path, comm: Comm, script: Script) -> list[str]:
     """Put another run's newest checkpoint where the script looks for it, on every rank; returns the script's flag for the step."""
-    folder, variable = Path(options.base_checkpoints), lineage.BASE_TRAINING
     comm.enter("resume", 0)
-    wanted, leader = lineage.wanted(script.journal.folder, variable), resume.folder_leader(comm, folder)
-    step = resume.obtain(comm, folder, leader, wanted, variable=variable).step
+    wanted, leader = lineage.wanted(script.journal.folder, lineage.BASE_TRAINING), resume.folder_leader(comm, folder)
+    step = resume.obtain(comm, folder, leader, wanted, variable=lineage.BASE_TRAINING).step
     if step is None:
-        raise UserError(
-            f"no rank has a checkpoint in {folder}, which {options.script} needs; train a base model first."
-        )
+        raise UserError(f"no rank has a checkpoint in {folder}, which chat_sft needs; train a base model first.")
     link = base_dir() / folder.parent.name / folder.name
     if link.resolve() != folder.resolve():
         if link.exists() and not link.is_symlink():
@@ -166,9 +147,9 @@ def base_model_flags(options: argparse.Namespace, comm: Comm, script: Script) ->
         link.unlink(missing_ok=True)
         link.symlink_to(folder.resolve())
     script.base = (folder, step)
-    script.journal.say(f"{options.script} continues from step {step} in {folder}")
+    script.journal.say(f"Fine-tuning continues from step {step} in {folder}")
     # Without it each rank would load its own newest checkpoint, whole or not.
-    return [] if is_given(options, "--model-step") else [f"--model-step={step}"]
+    return [f"--model-step={step}"]
 
 
 def call(name: str, arguments: list[str]) -> None:

@@ -9,7 +9,7 @@ the matrices that this rank updates; the updated ones are then sent to all. What
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from nanochat.kit.common import UserError
 from nanochat.model.optim import muon_shapes
 from nanochat.run.optim_file import OURS_KEY, OptimizerLayout, Unusable
 
-SMALL = 1024
 FILES_KEY = "nanochat_ddp_files"
 Json = dict[str, Any]
 
@@ -44,81 +43,64 @@ class JoinedOptimizer:
     def muon(self) -> list[Json]:
         return [group for group in self.groups if group.get("kind") == "muon"]
 
-    def owned(self, group: Json) -> list[list[Any]]:
-        """A Muon group's matrices, by the rank that updates them."""
-        return [group["params"][rank :: self.ranks] for rank in range(self.ranks)]
-
     # -- a step
 
     @torch.no_grad()
     def step(self, pack: Tensor, tables: Sequence[Tensor]) -> Tensor:
         """One update; pack: numbers to sum over the ranks; tables: the embeddings' weights."""
         shared = [group for group in self.groups if group.get("kind") != "muon"]
-        gradients = [(p, p.grad) for group in shared for p in group["params"] if p.grad is not None]
-        by_rows = set(map(id, tables))
-        rows = [grad for p, grad in gradients if id(p) in by_rows]
-        others = [grad for p, grad in gradients if id(p) not in by_rows]
-        small = [grad for grad in others if grad.numel() < SMALL]
-        means = [self.exchange.scatter([_stacked(group, own) for own in self.owned(group)]) for group in self.muon]
-        finish = self.exchange.average([grad for grad in others if grad.numel() >= SMALL])
-        if rows:
+        # Muon's matrices, by the rank that updates them.
+        owned = [[p for group in self.muon for p in group["params"][rank :: self.ranks]] for rank in range(self.ranks)]
+        mine, by_rows = owned[self.rank], set(map(id, tables))
+        given = [p for group in shared for p in group["params"] if p.grad is not None]
+        dense = [p.grad for p in given if id(p) not in by_rows]
+        slices = flat(dense).tensor_split(self.ranks)
+        shares = [flat([*(p.grad for p in own), part]) for own, part in zip(owned, slices, strict=True)]
+        mean = self.exchange.mean(shares)
+        totals = self.exchange.from_all(pack)
+        if rows := [p.grad for p in given if id(p) in by_rows]:
             self.exchange.average_rows(rows)
-        for group, mean in zip(self.muon, means, strict=True):
-            for p, grad in zip(self.owned(group)[self.rank], mean(), strict=True):
-                p.grad = grad.to(p.dtype)
-        finish()
-        totals = self.exchange.sum_small([pack, *small])
-        for grad, total in zip(small, totals[1:], strict=True):
-            grad.copy_(total / self.ranks)
-        mine = [{**group, "params": self.owned(group)[self.rank]} for group in self.muon]
-        self._update([*(group for group in mine if group["params"]), *shared])
-        return totals[0]
+        matrices, part = mean().tensor_split([len(shares[self.rank]) - len(slices[self.rank])])
+        averaged = self.exchange.from_all(part.to(self.exchange.dtype), list(map(len, slices)))
+        fill([p.grad for p in mine], matrices)
+        fill(dense, torch.cat(averaged()))
+        self._update(shared)
+        weights = self.exchange.from_all(flat(mine), [sum(p.numel() for p in own) for own in owned])
+        for own, part in zip(owned, weights(), strict=True):
+            fill(own, part)
+        return torch.stack(totals()).sum(0)
 
-    def _update(self, visible: list[Json]) -> None:
-        """The optimizer's own step with these groups; then every rank gets all matrices."""
+    def _update(self, shared: list[Json]) -> None:
+        """The optimizer's own step, with what this rank updates."""
         groups = self.groups
+        dealt = [{**group, "params": group["params"][self.rank :: self.ranks]} for group in self.muon]
         try:
-            self.optimizer.param_groups = visible
-            with self.world.of_one():
-                self._step()
+            self.optimizer.param_groups = [*(group for group in dealt if group["params"]), *shared]
+            self.world.alone = True
+            self._step()
         finally:
-            self.optimizer.param_groups = groups
-        arriving = []
-        for group in self.muon:
-            owned, shape = self.owned(group), group["params"][0].shape
-            parts = [torch.empty(len(own), *shape) for own in owned]
-            parts[self.rank] = _stacked(group, owned[self.rank], weights=True)
-            arriving.append((group, parts, self.exchange.gather(parts[self.rank], parts)))
-        for group, parts, receive in arriving:
-            receive()
-            for own, part in zip(self.owned(group), parts, strict=True):
-                for p, weights in zip(own, part, strict=True):
-                    p.copy_(weights)
+            self.optimizer.param_groups, self.world.alone = groups, self.ranks == 1
 
     # -- saving and loading
 
     def state_dict(self) -> Json:
         """torch's state dict of a single rank; all ranks call it together."""
-        state, before = self.optimizer.state, dict(self.optimizer.state)
-        for group in self.muon:
-            whole = self._whole(group)
-            for own in self.owned(group)[self.rank][:1]:
-                state.pop(own)
-            state[group["params"][0]] = whole
-        try:
-            return {**self._state_dict(), OURS_KEY: {"others": {}}}
-        finally:
-            state.clear()
-            state.update(before)
+        file = self._state_dict()
+        for group, saved in zip(self.groups, file["param_groups"], strict=True):
+            if group.get("kind") == "muon":
+                # The optimizer keeps its state with the first matrix that it is shown.
+                numbers = saved["params"]
+                mine = {} if self.rank >= len(numbers) else file["state"].pop(numbers[self.rank])
+                file["state"][numbers[0]] = self._whole(group["params"], mine)
+        return {**file, OURS_KEY: {"others": {}}}
 
-    def _whole(self, group: Json) -> dict[str, Tensor]:
+    def _whole(self, parameters: Sequence[Tensor], mine: Json) -> dict[str, Tensor]:
         """A Muon group's state from all ranks, in the group's order."""
-        owned, whole = self.owned(group), {}
-        for key, shape in muon_shapes(group["params"][0].shape).items():
-            mine = self.optimizer.state[owned[self.rank][0]][key] if owned[self.rank] else torch.empty(0)
-            sizes = [len(own) * shape.numel() for own in owned]
-            whole[key] = torch.empty(len(group["params"]), *shape)
-            for rank, part in enumerate(self.exchange.from_all(mine.float(), sizes)):
+        whole = {}
+        for key, shape in muon_shapes(parameters[0].shape).items():
+            sizes = [len(parameters[rank :: self.ranks]) * shape.numel() for rank in range(self.ranks)]
+            whole[key] = torch.empty(len(parameters), *shape)
+            for rank, part in enumerate(self.exchange.from_all(flat([mine[key]] if mine else []), sizes)()):
                 whole[key][rank :: self.ranks] = part.view(-1, *shape)
         return whole
 
@@ -134,12 +116,17 @@ class JoinedOptimizer:
             raise UserError(f"the checkpoint's optimizer state cannot be loaded: {why}.") from None
         for group in self.muon:
             whole = loaded.pop(numbers[group["params"][0]])
-            for own in self.owned(group)[self.rank][:1]:
-                loaded[numbers[own]] = {key: value[self.rank :: self.ranks].clone() for key, value in whole.items()}
+            for first in group["params"][self.rank : self.rank + 1]:
+                loaded[numbers[first]] = {key: value[self.rank :: self.ranks].clone() for key, value in whole.items()}
         self._load_state_dict({"state": loaded, "param_groups": next(iter(files.values()))["param_groups"]})
 
 
-def _stacked(group: Mapping[str, Any], own: Sequence[Any], weights: bool = False) -> Tensor:
-    """Some of a group's matrices, or their gradients."""
-    parts = [(p.detach() if weights else p.grad).float() for p in own]
-    return torch.stack(parts) if parts else torch.empty(0, *group["params"][0].shape)
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """All their values in float32, one after the other."""
+    return torch.cat([torch.empty(0), *(one.detach().float().flatten() for one in tensors)])
+
+
+def fill(tensors: Sequence[Tensor], values: Tensor) -> None:
+    """Take their values from a flat tensor."""
+    for one, part in zip(tensors, values.split([one.numel() for one in tensors]), strict=True):
+        one.copy_(part.view_as(one))

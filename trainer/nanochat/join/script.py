@@ -9,6 +9,7 @@ nanochat's scripts keep their loop's state in module variables (step, num_iterat
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import secrets
 import sys
@@ -28,16 +29,14 @@ from nanochat.parallel.agreement import check_identical, start_alike
 from nanochat.record.journal import Journal
 from nanochat.rules.causes import Cause
 from nanochat.run import checkpoint_manager as checkpoints
-from nanochat.run.checkpoint_manager import NotSaved
 from nanochat.run.lineage import META_KEY
 from nanochat.run.loop import due
 from nanochat.run.optim_file import OptimizerLayout
 from nanochat.run.resume import folder_leader
-from nanochat.run.saving import save_failed_warning, write
+from nanochat.run.saving import write
 from nanochat.run.state import TrainingProgress
 
 LEFT_OUT_AT_A_STOP = ("eval_every", "core_metric_every", "sample_every", "chatcore_every")
-EVERY = (*LEFT_OUT_AT_A_STOP, "save_every")
 
 
 class Script:
@@ -49,8 +48,6 @@ class Script:
         self.stop_asked, self.stopping = False, False
         self.resumed_from: int | None = None
         self.saved: list[int] = []
-        self.unproven: Path | None = None  # the folder of the last checkpoint, until its weights gave a finite loss
-        self.unsaved: NotSaved | None = None  # the error of the last save
         self.training = ""  # its id
         # The checkpoint of another run that it continues: folder and step.
         self.base: tuple[Path, int] | None = None
@@ -63,34 +60,36 @@ class Script:
     def variables(self) -> dict[str, Any]:
         return vars(sys.modules["__main__"])
 
-    def setting(self, name: str, default: Any = None) -> Any:
-        """A flag of the script, from its parsed arguments or its variables."""
-        found = getattr(self.variables.get("args"), name, self.variables.get(name))
-        return default if found is None else found
+    def setting(self, name: str) -> Any:
+        """A flag of the script; None: it has no such flag."""
+        return getattr(self.variables["args"], name, None)
 
     @property
     def step(self) -> int:
         step = self.variables.get("step")
-        if not isinstance(step, int) or not isinstance(self.model, torch.nn.Module):
+        if not isinstance(step, int) or not {"args", "orig_model"} <= self.variables.keys():
             raise UserError(
-                "this script has no variables step and model as nanochat's base_train and chat_sft have them, so its ranks cannot be "
-                "joined; use those, or ddp_trainer_source=ours."
+                "this script has no variables args, step and orig_model as nanochat's base_train and chat_sft have them, so its ranks "
+                "cannot be joined; use those, or ddp_trainer_source=ours."
             )
         return step
 
     @property
     def steps(self) -> int:
         """The total number of steps; 0: unknown."""
-        count = self.variables.get("num_iterations", self.setting("num_iterations", 0))
-        return count if isinstance(count, int) and count > 0 else 0
+        return max(0, int(self.variables.get("num_iterations", self.setting("num_iterations"))))
+
+    @property
+    def total_batch_size(self) -> int:
+        return int(self.variables.get("total_batch_size", self.setting("total_batch_size")))
 
     @property
     def model(self) -> Any:
-        return self.variables.get("orig_model", self.variables.get("model"))
+        return self.variables["orig_model"]
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        return {name.removeprefix("_orig_mod."): p.detach() for name, p in self.model.named_parameters()}
+        return {name: p.detach() for name, p in self.model.named_parameters()}
 
     # -- wrappers
 
@@ -112,16 +111,14 @@ class Script:
         # A minute of compiling before the first step gains little on a CPU, and compiled passes bypass hooks.
         torch.compile = lambda model=None, *dummy, **options: model if model is not None else (lambda one: one)  # type: ignore[assignment]
 
-    def wrap(self, module: Any) -> None:
-        """Replace the functions of a checkout's module that save, load and evaluate."""
-        known: dict[str, Callable[..., Any]] = {
-            "save_checkpoint": self.save,
-            "load_checkpoint": self.load,
-            "load_optimizer_state": self.load_state,
-            "evaluate_bpb": self.evaluate,
-        }
-        for name in known.keys() & vars(module).keys():
-            setattr(module, name, functools.partial(known[name], getattr(module, name)))
+    def wrap(self) -> None:
+        """Replace the checkout's functions that save, load and evaluate, before its scripts import them."""
+        manager: Any = importlib.import_module("nanochat.checkpoint_manager")
+        evaluation: Any = importlib.import_module("nanochat.loss_eval")
+        manager.save_checkpoint = self.save
+        manager.load_checkpoint = functools.partial(self.load, manager.load_checkpoint)
+        manager.load_optimizer_state = functools.partial(self.load_state, manager.load_optimizer_state)
+        evaluation.evaluate_bpb = functools.partial(self.evaluate, evaluation.evaluate_bpb)
 
     def join(self, optimizer: Any) -> None:
         """Make the script's optimizer train together with the other ranks'."""
@@ -139,7 +136,7 @@ class Script:
         passed = time.perf_counter() - self.begun
         if not self.progress.step:
             self._first_step()
-        if any(due(step, int(self.setting(name, -1))) for name in EVERY):
+        if due(step, self.setting("sample_every") or -1):
             # One rank alone may have written samples for long.
             comm.barrier("the beginning of the step")
         comm.enter("sync", step)
@@ -148,24 +145,16 @@ class Script:
         tables = [one.weight for one in self.model.modules() if isinstance(one, torch.nn.Embedding)]
         total = optimizer.step(pack, tables).tolist()
         if not math.isfinite(total[0]):
-            what = f"the loss is {total[0]} at step {step}, so this step's weights are unusable"
-            if self.unproven is not None:
-                checkpoints.remove(self.unproven, self.saved.pop())
-                what += "; the checkpoint with these weights was removed"
-            raise not_finite(what)
-        if self.unproven is not None:
-            checkpoints.prune(self.unproven, self.keep, self.saved)
-            self.unproven = None
+            raise not_finite(f"the loss is {total[0]} at step {step}, so this step's weights are unusable")
         self._record(optimizer, total[0] / comm.world, passed)
         self.progress.step += 1
-        if self.progress.step in (1, 2):
+        if self.progress.step == 1:
             self._prove(step + 1, f"after step {step + 1}")
         if total[1] and not self.stopping:
             self._end_soon(step)
         self._go_on(step + 1)
 
     def _first_step(self) -> None:
-        config = self.variables.get("model_config_kwargs") or {}
         counts = self.model.num_scaling_params() if hasattr(self.model, "num_scaling_params") else {}
         self.journal.heartbeat.steps = self.steps
         drawn, fits = secrets.token_hex(8), matching("[0-9a-f]{16}")
@@ -173,12 +162,13 @@ class Script:
         self.journal.open_tracker(self.resumed_from is not None)
         self.journal.record(
             "start", self.step, rank=self.comm.rank, world=self.comm.world, run=self.journal.settings.run,
-            model={"config": config, "parameters": counts or {"total": sum(p.numel() for p in self.weights.values())},
+            model={"config": self.variables.get("model_config_kwargs") or {},
+                   "parameters": counts or {"total": sum(p.numel() for p in self.weights.values())},
                    "flops_per_token": self.variables.get("num_flops_per_token")},
-            settings=dict(self.variables.get("user_config") or {}), dtype=str(self.variables.get("COMPUTE_DTYPE", "")),
+            settings=vars(self.variables["args"]), dtype=str(self.variables.get("COMPUTE_DTYPE", "")),
             dtype_reason=str(self.variables.get("COMPUTE_DTYPE_REASON", "")), matmul="", kernels=[],
             capability=torch.backends.cpu.get_cpu_capability(), steps=self.steps,
-            total_batch_size=self.setting("total_batch_size"), resumed_from=self.resumed_from, attempt_id=attempt,
+            total_batch_size=self.total_batch_size, resumed_from=self.resumed_from, attempt_id=attempt,
             training=self.training,
         )  # fmt: skip
 
@@ -186,11 +176,10 @@ class Script:
         seconds = time.perf_counter() - self.begun
         smooth = self.progress.add_loss(loss)
         group = optimizer.groups[0]
-        batch = self.variables.get("total_batch_size", self.setting("total_batch_size", 0))
         place = self.variables.get("dataloader_state_dict") or {}
         wait, sent = self.comm.take_counters()
         self.journal.record(
-            "step", self.step, loss=loss, loss_smooth=smooth, seconds=seconds, tokens_per_second=int(batch or 0) / seconds,
+            "step", self.step, loss=loss, loss_smooth=smooth, seconds=seconds, tokens_per_second=self.total_batch_size / seconds,
             forward_backward_seconds=passed, wait_seconds=wait, optimizer_seconds=max(0.0, seconds - passed - wait),
             data_seconds=0.0, bytes_sent=sent, lr_multiplier=group["lr"] / (group.get("initial_lr") or group["lr"] or 1.0),
             epoch=place.get("epoch"),
@@ -206,21 +195,16 @@ class Script:
     def _end_soon(self, step: int) -> None:
         """Make the loop believe that all steps are done: it saves and ends by itself."""
         self.stopping = True
-        variables = self.variables
+        variables, flags = self.variables, self.variables["args"]
         for name in LEFT_OUT_AT_A_STOP:
-            holder = variables.get("args")
-            if hasattr(holder, name):
-                setattr(holder, name, -1)
-            elif name in variables:
-                variables[name] = -1
+            setattr(flags, name, -1)
         self.journal.say(f"Stopping after step {step}, saving a checkpoint")
-        if isinstance(variables.get("num_iterations"), int):
+        if "num_iterations" in variables:
             variables["num_iterations"] = step + 1
         else:
             variables["last_step"] = True
-            # This kind of script evaluates before it saves, whatever was asked for: reduce it to one batch.
-            batch = int(self.setting("device_batch_size", 1)) * int(self.setting("max_seq_len", 1)) * self.comm.world
-            variables["args"].eval_tokens = batch
+            # chat_sft evaluates before it saves, whatever was asked for: reduce it to one batch.
+            flags.eval_tokens = flags.device_batch_size * flags.max_seq_len * self.comm.world
 
     # -- evaluation and checkpoints
 
@@ -235,9 +219,9 @@ class Script:
         self._go_on(self.step)
         return result
 
-    def save(self, dummy: Any, checkpoint_dir: str, step: int, model_data: Mapping[str, Tensor], optimizer_data: Any,
+    def save(self, checkpoint_dir: str, step: int, model_data: Mapping[str, Tensor], optimizer_data: Any,
              meta_data: Mapping[str, Any], rank: int = 0) -> None:  # fmt: skip
-        """Like the checkout's save_checkpoint, but atomic and on every host; older ones than the newest few are removed."""
+        """In place of the checkout's save_checkpoint: atomic and on every host; older ones than the newest few are removed."""
         comm, folder = self.comm, Path(checkpoint_dir)
         comm.enter("save", step)
         self._prove(step, f"at step {step}")
@@ -246,14 +230,11 @@ class Script:
         contents: dict[str, Any] = {"optimizer": dict(optimizer_data or {})}
         if comm.rank == folder_leader(comm, folder):
             contents |= {"model": dict(model_data), "meta": {**meta_data, META_KEY: self.training}}
-        # Only the script knows its last save: a failed one matters only at the end.
-        self.unsaved = write(comm, self.journal, folder, step, contents)
-        if self.unsaved is None:
-            self.saved.append(step)
-            self.unproven = folder
-            self.journal.say(f"Saved checkpoint of step {step} to {folder}")
-        else:
-            self.journal.say(save_failed_warning(self.unsaved, self.saved))
+        if error := write(comm, self.journal, folder, step, contents):
+            raise error
+        self.saved.append(step)
+        checkpoints.prune(folder, self.keep, self.saved)
+        self.journal.say(f"Saved checkpoint of step {step} to {folder}")
         self._go_on(step)
 
     def _go_on(self, step: int) -> None:

@@ -17,12 +17,11 @@ from nanochat.parallel.comm import Comm
 
 
 class World:
-    """The replacements; within `of_one` they are those of a single rank."""
+    """The replacements; while `alone`, they are those of a single rank."""
 
     def __init__(self, comm: Comm) -> None:
         # Also for a single rank: scripts below torchrun assume that they are one of several.
         self.comm, self.alone = comm, comm.world == 1
-        self._all_reduce = dist.all_reduce
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -43,26 +42,15 @@ class World:
         finally:
             vars(dist).update(originals)
 
-    @contextlib.contextmanager
-    def of_one(self) -> Iterator[None]:
-        before, self.alone = self.alone, True
-        try:
-            yield
-        finally:
-            self.alone = before
-
     def barrier(self, *dummy: Any, **options: Any) -> None:
-        if not self.alone:
-            self.comm.barrier("the evaluation on all ranks")
+        self.comm.barrier("the evaluation on all ranks")
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, *dummy: Any, **options: Any) -> None:
         """Gloo has no average, and one rank may evaluate for much longer than a step takes."""
-        if self.alone:
-            return
         self.barrier()
         plain = dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op
-        started = self.comm.launch("a sum over all ranks", lambda: self._all_reduce(tensor, plain, async_op=True))
-        self.comm.wait(started)
+        reduce = dist.distributed_c10d.all_reduce
+        self.comm.wait(self.comm.launch("a sum over all ranks", lambda: reduce(tensor, plain, async_op=True)))
         self.comm.bytes_sent += 2 * (self.comm.world - 1) * tensor.nbytes // self.comm.world
         if op == dist.ReduceOp.AVG:
             with torch.no_grad():

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Rules of a job: from addresses and ports to what is wanted, and how each backend gets from what is there to that.
 
-The tools are scripted here; tests/integration/test_firewall_backends.py and the pins below tests/pins/firewall use real ones.
+The tools are scripted here; molecule:firewalls and the pins below tests/pins/firewall use real ones.
 """
 
 from __future__ import annotations

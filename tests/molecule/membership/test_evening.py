@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """An evening at home: of three guests one is unplugged, one is used, and of one its owner's command says away; later all are back, and
 nothing is lost.
-
-./test.sh molecule:evening
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parents[1] / "membership"), str(HERE.parents[3] / "bench")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
 
 from storm_account import from_scratch, rows_of_steps, surviving
 from trio import HOSTS, PATIENCE, Trio, wait_for
@@ -23,6 +20,11 @@ from trio import HOSTS, PATIENCE, Trio, wait_for
 ALL = tuple(HOSTS)
 ROWS = 12  # of a step
 MACHINE = "/opt/machine"
+# Laptops that the test plays: their files are in a folder.
+SETTINGS = {
+    "ddp_polite": "guest", "ddp_away_if": f"test -e {MACHINE}/game", "ddp_extra_env": {"NANOCHAT_MACHINE": MACHINE},
+    "ddp_save_every": 100, "ddp_survive_reboot": False,
+}  # fmt: skip
 # Answers for the sessions of a test, and passes on everything else.
 LOGINCTL = f"""#!/bin/sh
 case "$1 $2" in
@@ -68,7 +70,7 @@ def seconds_to_leave(trio: Trio, host: str) -> float:
 
 
 def test_an_evening(tmp_path: Path) -> None:
-    trio = Trio(tmp_path)
+    trio = Trio(tmp_path, "evening", **SETTINGS)
     for host in HOSTS:
         be_a_laptop(trio, host)
     trio.play("-e", "watch=false")
@@ -90,6 +92,8 @@ def test_an_evening(tmp_path: Path) -> None:
     by_hand(trio)
     trio.play(playbook="stop")
     judge(trio)
+    for host in HOSTS:
+        trio.on(host, "rm /usr/local/bin/loginctl")
 
 
 def judge(trio: Trio) -> None:
