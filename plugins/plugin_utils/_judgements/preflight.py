@@ -214,7 +214,7 @@ def unbuilt(evidence: PreflightEvidence, seen: Seen) -> list[Finding]:
 
 def links_of(evidence: PreflightEvidence) -> list[dict[str, object]]:
     """Every measured direction, for programs."""
-    keys = ("nic", "latency_ms", "bandwidth_mbit", "mtu")
+    keys = ("nic", "latency_ms", "bandwidth_mbit")
     return [
         {"host": host, "peer": link["host"], **{key: link.get(key) for key in keys}} for host, link in evidence.links()
     ]
@@ -229,11 +229,10 @@ def links_text(evidence: PreflightEvidence) -> str:
             ports_text(link),
             number(link["latency_ms"], "ms", 2),
             number(link["bandwidth_mbit"], "Mbit/s", 0),
-            str(link["mtu"] or DASH),
         ]
         for host, link in evidence.links()
     ]
-    return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
+    return "\n".join(table(["link", "nic", "ports", "round trip", "rate"], rows)) if rows else ""
 
 
 def ports_text(link: LinkTry) -> str:

@@ -31,8 +31,6 @@ def link(host: str, peer: str, closed: str = "", **changes: Any) -> dict[str, An
         "ports": [port(29500), port(32768, closed), port(60999, closed)],
         "latency_ms": 0.2,
         "bandwidth_mbit": 930.0,
-        "mtu": 1500,
-        "passing_size": None,
         "nic": CARD[host],
         "error": "",
     }
