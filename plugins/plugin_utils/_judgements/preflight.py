@@ -44,16 +44,16 @@ FIREWALL = "__network_firewall"
 Seen = Mapping[str, Mapping[str, Mapping[str, Any]]]  # host -> piece -> result
 
 
-def judge_links(call: Call, plan: Plan) -> dict[str, object]:
-    """Whether all connections are open, and nobody else holds the rendezvous port; and the hosts that a peer did not reach."""
+def judge_links(call: Call, plan: Plan, rates: bool) -> dict[str, object]:
+    """Whether all connections are open, and nobody else holds the rendezvous port; whether these are measured, too; and the ways to each
+    host."""
     seen = seen_on_hosts(call, plan)
     links = {host: {"links": pieces.get("links", {}).get("links") or []} for host, pieces in seen.items()}
     closed = any(closed_ports(link) for tried in links.values() for link in tried["links"])
     held = any(pieces.get("answering", {}).get("is_held") for pieces in seen.values())
-    return {
-        "open": not closed and not held,
-        "unreached": [host for host in seen if ways_to(plan, links, host)["unreached"]],
-    }
+    hostvars, is_open = call.variables["hostvars"], not closed and not held
+    ways = {host: ways_to(plan, links, host, hostvars[host].get(FIREWALL)) for host in seen}
+    return {"open": is_open, "measured": is_open and rates, "ways": ways}
 
 
 def judge_preflight(
