@@ -175,12 +175,14 @@ def _problem(folder: str, name: str, digests: Digests, sha256: str | None) -> st
 def describe(request: ShardsRequest) -> ShardsOutcome:
     """Describe the folder; an existing manifest stays valid."""
     if kept := load_manifest(request.path):
-        return ShardsOutcome(manifest=kept, before=kept.listing(), after=kept.listing())
+        listing = kept.listing()
+        return ShardsOutcome(manifest=kept, before=listing, after=listing, more={"is_described": True})
     names, digests = data_files(request.path), request.digests()
     shards = [name for name in names if name.endswith(".parquet")]
     lacking = [name for name in TOKENIZER if f"tokenizer/{name}" not in names]
+    made_now: dict[str, object] = {"is_described": False}
     if request.check and (lacking or len(shards) < 2):
-        return ShardsOutcome(msg=UNKNOWN_YET)
+        return ShardsOutcome(msg=UNKNOWN_YET, more=made_now)
     if len(shards) < 2:
         raise ShardsError(
             f"{request.path} holds {f'only {shards[0]}' if shards else 'no *.parquet files'}; at least two shards are needed, "
@@ -196,7 +198,7 @@ def describe(request: ShardsRequest) -> ShardsOutcome:
     if not request.check:
         digests.save()
         save_manifest(request.path, made)
-    return ShardsOutcome(True, made, after=made.listing())
+    return ShardsOutcome(True, made, after=made.listing(), more=made_now)
 
 
 def serve(request: ShardsRequest) -> ShardsOutcome:
@@ -216,13 +218,13 @@ def serve(request: ShardsRequest) -> ShardsOutcome:
     same = state is not None and state.get("settings") == digest_of(settings)
     outcome = ShardsOutcome(changed=not same, before=_server_line(state))
     outcome.after = outcome.before if same else f"serving {request.path} on {settings.address}\n"
+    # It offers only what has been read.
+    digests = request.digests()
+    outcome.moved = [entry.path for entry, seen in compare(settings.manifest.files, digests).items() if seen != "ok"]
     if not same and not request.check:
         make_folder(request.path)
         server.stop(settings.place)
         with writing(request.path):
-            # It offers only what has been read.
-            digests = request.digests()
-            compare(settings.manifest.files, digests)
             digests.save()
         state = server.start(settings)
     port = state["port"] if state and (same or not request.check) else None
