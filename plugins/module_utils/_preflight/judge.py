@@ -35,11 +35,8 @@ def judge(evidence: PreflightEvidence) -> list[Finding]:
     """All findings, the worst first, without duplicates."""
     found: list[Finding] = list(from_plan(evidence))
     for host in (node["host"] for node in evidence.plan["nodes"]):
-        if not evidence.probes.get(host):
-            if not any(one["code"] == "host-down" and one["host"] == host for one in found):
-                found.append(finding("host-down", host, f"{host} did not answer"))
-            continue
-        for look in (address_names, leftovers, load, limits, folder):
+        # The plan's findings name a host that is down.
+        for look in (address_names, leftovers, load, limits, folder) if evidence.probes.get(host) else ():
             found += look(evidence, host)
     for compare in (held_port, cpus, software, data, all_reduce):
         found += compare(evidence)
