@@ -219,6 +219,13 @@ def test_sources_are_never_built(play, index):
     assert told.startswith("the controller could not fetch for Python 3.") and "tiny-thing 1.0" in told
 
 
+def test_packages_that_cannot_be_imported_are_told_where_they_are_installed(play, index):
+    write_lock(Path(play.variables["trainer_src"]), publish(index, "1.0", "raise ImportError('no libx.so')"))
+    told = messages(play.run("trainer"))
+    assert told and all("would not start with" in one and "ImportError: no libx.so" in one for one in told)
+    assert not Path(play.hosts["a"]["venv_dir"], ".nanochat-ddp.json").exists()
+
+
 def test_an_interrupted_set_up_goes_on(play, index):
     wheel = index / "tiny_thing-1.0-py3-none-any.whl"
     wheel.rename(index / "away")

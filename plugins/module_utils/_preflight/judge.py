@@ -132,10 +132,7 @@ def limits(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
             yield finding("ulimit-low", host, seen.format(known[name]))
     logout, user = evidence.fact(host, "logout") or {}, evidence.fact(host, "host", "user")
     if logout.get("kills") and not logout.get("lingers"):
-        seen = f"KillUserProcesses=yes, and {user} does not linger"
-        yield finding(
-            "ends-at-logout", host, seen, remedy=f"The host's owner can run: sudo loginctl enable-linger {user}"
-        )
+        yield finding("ends-at-logout", host, f"KillUserProcesses=yes, and {user} does not linger")
 
 
 def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:

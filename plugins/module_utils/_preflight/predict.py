@@ -67,7 +67,7 @@ def outlook(
     passes = sum(rows) / job.device_batch
     best = min(speeds, key=lambda speed: speed.alone(passes))
     alone = training["total_batch"] / best.alone(passes)
-    together = predict(job, speeds, link)
+    together, best_sync = predict(job, speeds, link), choose_sync(job, speeds, link)
     return {
         "one_host": best.host,
         "one_host_tokens_per_second": round(alone, 1),
@@ -86,8 +86,8 @@ def outlook(
         },
         "without": without_each(plan, speeds, link_of, rows),
         "ways": ways(job, speeds, link),
-        "auto_sync": choose_sync(job, speeds, link),
-        "batch": larger_batch(job, speeds, link),
+        "auto_sync": best_sync,
+        "batch": larger_batch(job, speeds, link, best_sync),
         "busy": list(busy),
         "began": began,
         "products": products or {},
@@ -125,13 +125,13 @@ def ways(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> Dict[st
     }
 
 
-def larger_batch(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> Optional[int]:
+def larger_batch(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], sync: Optional[str]) -> Optional[int]:
     """The tokens per step, a power of two times the job's, with which transfers no longer make a step clearly longer; None if they do
     not, or do so with any batch."""
     for times in (2**power for power in range(MOST_DOUBLINGS + 1)):
         rows, tokens = tuple(times * one for one in job.rows), times * job.total_batch
         larger = dataclasses.replace(job, rows=rows, total_batch=tokens)
-        if predict(larger, speeds, link).seconds < PAYS * predict(larger, speeds, None).seconds:
+        if predict(larger, speeds, link, sync).seconds < PAYS * predict(larger, speeds, None, sync).seconds:
             return tokens if times > 1 else None
     return None
 

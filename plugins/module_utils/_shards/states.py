@@ -19,15 +19,15 @@ from . import server, url
 from .chain import Chain, ShardPeer, Source
 from .folder import (
     Digests,
-    Linking,
     Manifest,
     ManifestEntry,
     ShardsError,
     check_space,
     compare,
     data_files,
-    linking,
-    links_of_run,
+    files_of_run,
+    is_link_to,
+    link_exactly,
     load_manifest,
     make_folder,
     part_bytes,
@@ -105,19 +105,20 @@ def import_folder(request: ShardsRequest) -> ShardsOutcome:
         return ShardsOutcome(more={"files": []})
     chosen = _chosen(request)
     there = [name for name in data_files(request.path) if "/" not in name]
-    outcome = _link(request, linking(request.path, chosen, there), chosen)
+    outcome = _link(request, request.path, chosen, there)
     outcome.bytes = sum(os.path.getsize(chosen[path]) for path in outcome.moved)
     outcome.sources = {request.host: outcome.bytes} if outcome.bytes else {}
     outcome.more["files"] = sorted(chosen)
     return outcome
 
 
-def _link(request: ShardsRequest, links: Linking, wanted: Collection[str]) -> ShardsOutcome:
-    """Give a folder exactly the wanted files."""
-    outcome = ShardsOutcome.of_names(wanted, list(links.make), links.remove)
+def _link(request: ShardsRequest, folder: str, wanted: Mapping[str, str], there: list[str]) -> ShardsOutcome:
+    """Give a folder exactly the wanted links, by path the file that it leads to."""
+    make = {path: source for path, source in wanted.items() if not is_link_to(source, os.path.join(folder, path))}
+    outcome = ShardsOutcome.of_names(wanted, list(make), [path for path in there if path not in wanted])
     if outcome.changed and not request.check:
-        make_folder(links.folder)
-        links.apply()
+        make_folder(folder)
+        link_exactly(folder, make, outcome.extra)
     return outcome
 
 
@@ -320,8 +321,8 @@ def link_run(request: ShardsRequest) -> ShardsOutcome:
                 f"{plural(len(wrong), 'file')} of {request.path} do not match the manifest ({', '.join(wrong[:3])}); "
                 "sync the data set first (--tags data)"
             )
-    links = links_of_run(request.path, run_dir, manifest.files)
-    outcome = _link(request, links, [run_path(one.path) for one in manifest.files])
+    wanted = {run_path(one.path): os.path.join(request.path, one.path) for one in manifest.files}
+    outcome = _link(request, run_dir, wanted, files_of_run(run_dir))
     outcome.manifest = manifest
     return outcome
 

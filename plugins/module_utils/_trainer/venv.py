@@ -33,6 +33,15 @@ from .uv_errors import ANSWER_SECONDS, CPU_INDEX, VenvError, explain, last_line
 
 OLDEST_PYTHON = (3, 10)
 LOCK_SECONDS = 1800  # how long another build of the same environment is waited for
+# Imports whatever these packages install.
+IMPORTS = """
+import importlib.metadata, re, sys
+wanted = set(sys.argv[1:])
+for module, packages in importlib.metadata.packages_distributions().items():
+    names = {re.sub("[-_.]+", "-", name).lower() for name in packages}
+    if wanted & names and module.isidentifier() and not module.startswith("_"):
+        importlib.import_module(module)
+"""
 ASK_PYTHON = "import json, platform, sys; print(json.dumps([*sys.version_info[:2], platform.machine()]))"
 
 
@@ -123,7 +132,7 @@ class Venv:
         default_factory=dict
     )  # what the trainer imports, with the lock's versions
     lock: str = ""  # its text, in uv's format; only needed to install
-    wheels: str = ""  # a folder of wheels, or of such folders
+    wheels: str = ""  # a folder with one of wheels for each kind of host
     offline: bool = False  # only from there
 
     @property
@@ -235,6 +244,10 @@ class Venv:
         self._install()
         if lacking := self.lacking():
             raise VenvError(f"{self.host}: uv reported success, but {self.path} lacks {', '.join(lacking)}")
+        code, out, err = run([self.python, "-I", "-c", IMPORTS, *self.pins])
+        if code != 0:
+            told = f"the trainer would not start with {self.path}: {last_line(err or out)}"
+            raise VenvError(f"{self.host}: {told}. Remove it, and run --tags trainer again")
         stamp = {"digest": self.digest, "python": self.minor, "packages": self.packages()}
         write_json(os.path.join(self.path, VENV_STAMP), stamp)
         os.unlink(os.path.join(self.path, VENV_MARK))
@@ -272,13 +285,10 @@ class Venv:
         """Exactly the lock's packages, from the indexes of this machine or a folder of wheels."""
         settings, folder = pip_settings(), ""
         if self.offline:
-            folders = (os.path.join(self.wheels, self.tags["kind"]), self.wheels)
-            folder = next((one for one in folders if os.path.isdir(one)), "")
-            if not folder:
-                told = f"the wheel folder {self.wheels or '(none given)'} does not exist"
-                raise VenvError(
-                    f"{self.host}: packages must be installed without a package index, but {told}", "network"
-                )
+            folder = os.path.join(self.wheels, self.tags["kind"])
+            if not os.path.isdir(folder):
+                told = f"packages must be installed without a package index, but {folder} does not exist"
+                raise VenvError(f"{self.host}: {told}", "network")
             environ = {"UV_OFFLINE": "1", "UV_NO_INDEX": "1", "UV_FIND_LINKS": folder}
         else:
             wants_cpu_index = "+cpu" in self.lock and answers(f"{CPU_INDEX}/torch/", settings, ANSWER_SECONDS)
