@@ -225,9 +225,7 @@ repaired:
   type: dict
   sample: {shard_00001.parquet: truncated}
 extra:
-  description: >-
-    Files that do not belong to the data set; O(state=imported) removes them from O(path) and O(state=linked) from O(dest), O(state=synced)
-    keeps them.
+  description: Files that do not belong to the data set; O(state=synced) keeps them, O(state=imported) and O(state=linked) remove them.
   returned: success
   type: list
   elements: str

@@ -20,7 +20,7 @@ from .._rules.shares import share_rows
 from .._rules.ways import WAYS
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
-MOST_DOUBLINGS = 8  # of the batch
+MOST_DOUBLINGS = 10  # of the batch
 BUSY_LOAD = 2.0  # a processor's load in the last minute, which a run alone does not reach
 
 
