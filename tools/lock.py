@@ -11,29 +11,29 @@ has the lines of its index (https://download.pytorch.org/whl/cpu/torch/), so tha
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
-import urllib.parse
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+
+from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / ".ansible/collections"))
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.versions import UV  # noqa: E402
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._wheels import (  # noqa: E402
-    Package,
-    is_for,
-    links,
-    packages,
-    supported,
-)
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._wheels import Package, packages  # noqa: E402
 
 LOCKS = ROOT / "trainer/locks"
+INDEX = os.environ.get("UV_DEFAULT_INDEX", "https://pypi.org/simple")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-MACHINES = ("x86_64", "aarch64")
+# The tags of wheels for our hosts.
+OURS = re.compile(r"(py3\d*|cp3\d+)-(none|abi3|cp31[0-4])-(any|manylinux\w*_(x86_64|aarch64))")
 # What each further lock is for, and its packages; versions are those of the trainer's own lock where that has one.
 FURTHER = {
     "checkout": (
@@ -66,12 +66,15 @@ def resolve(uv: str, wanted: Sequence[str], constraints: Sequence[Path] = ()) ->
 
 def only_ours(package: Package) -> Package:
     """The package with those of its digests that belong to wheels for our hosts."""
-    tags = [tag for machine in MACHINES for python in PYTHONS for tag in supported(python, machine)]
-    found = {
+    headers = {"Accept": "application/vnd.pypi.simple.v1+json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{INDEX}/{package.name}/", headers=headers)) as answer:
+        files = {one["hashes"]["sha256"]: str(one["filename"]) for one in json.load(answer)["files"]}
+    found = [
         digest
-        for url, digest in links(package)
-        if digest in package.digests and is_for(urllib.parse.unquote(url.rsplit("/", 1)[-1]), package, tags)
-    }
+        for digest in package.digests
+        if files.get(digest, "").endswith(".whl")
+        and any(OURS.fullmatch(str(tag)) for tag in parse_wheel_filename(files[digest])[3])
+    ]
     if not found:
         raise SystemExit(f"{package.name} {package.version} has no wheel for Linux")
     return package._replace(digests=tuple(sorted(found)))

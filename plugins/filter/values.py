@@ -20,7 +20,6 @@ from ..module_utils._contract.document import section
 from ..module_utils._contract.settings import defaults
 from ..module_utils._kit import words
 from ..module_utils._kit.printable import printable
-from ..module_utils._preflight.links import ways_to
 from ..module_utils._preflight.predict import Outlook, comparison_text
 from ..module_utils._run import table as run_table
 from ..module_utils._run.health import UNSEEN, Seen, without_cpu
@@ -167,7 +166,6 @@ class FilterModule:
             "setting": setting,
             "plain_name": plain_name,
             "believed_plans": plans_of_runs,
-            "ways_to": ways_to,
             "shard_chain": shard_chain,
             "closing_table": closing_table,
             "status_table": status_table,

@@ -196,13 +196,17 @@ files:
   returned: O(state=imported)
   type: list
   elements: str
+is_described:
+  description: Whether the folder had a manifest already.
+  returned: O(state=described)
+  type: bool
 server:
   description: The server of this folder, for O(peers); C(port) is null in check mode.
   returned: O(state=served)
   type: dict
   sample: {host: desktop, address: 192.168.1.10, port: 40123}
 moved:
-  description: Files that were (in check mode, would be) copied or linked.
+  description: Files that were (in check mode, would be) copied or linked; with O(state=served), those that are missing or broken.
   returned: success
   type: list
   elements: str
@@ -221,9 +225,7 @@ repaired:
   type: dict
   sample: {shard_00001.parquet: truncated}
 extra:
-  description: >-
-    Files that do not belong to the data set; O(state=imported) removes them from O(path) and O(state=linked) from O(dest), O(state=synced)
-    keeps them.
+  description: Files that do not belong to the data set; O(state=synced) keeps them, O(state=imported) and O(state=linked) remove them.
   returned: success
   type: list
   elements: str

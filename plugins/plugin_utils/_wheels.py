@@ -1,16 +1,19 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The locks of the trainer's packages, and the wheels that they name, fetched by the controller from its own package indexes."""
+"""The locks of the trainer's packages, and the wheels that they name, fetched by the controller's pip."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
-import urllib.parse
+import subprocess
+import sys
+import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,16 +21,12 @@ from ansible.errors import AnsibleActionFail
 
 from ..module_utils._contract.versions import UV
 from ..module_utils._kit.files import locked, write_whole
-from ..module_utils._trainer.pip_settings import fetched, folders, indexes, pip_settings
 from ..module_utils._trainer.uv_errors import CPU_INDEX
 
-DEFAULT_INDEX = "https://pypi.org/simple"
 TRAINER = Path(__file__).parents[2] / "trainer"
-SECONDS = 60
 PACKAGE = re.compile(
     r"^([A-Za-z0-9._-]+)==([^\s;\\]+)\s*(?:;\s*([^\\\n]+?))?\s*\\?\n((?:\s+--hash=sha256:[0-9a-f]{64}\s*\\?\n)+)", re.M
 )
-LINK = re.compile(r"""href=["']([^"'#]+)(?:#sha256=([0-9a-f]{64}))?""")
 
 
 def cache_folder() -> Path:
@@ -86,95 +85,54 @@ def bring_wheels(text: str, python: str, machine: str, folder: Path) -> bool:
 
     environment = {"python_version": python, "python_full_version": f"{python}.0", "platform_machine": machine}
     environment.update(sys_platform="linux", platform_system="Linux", implementation_name="cpython")
-    changed, wanted = False, set()
-    for one in packages(text):
-        if not one.marker or Marker(one.marker).evaluate(dict(environment)):
-            name, fetched = bring_wheel(one, python, machine, folder)
-            wanted.add(name)
-            changed |= fetched
-    for other in set(os.listdir(folder)) - wanted:
-        (folder / other).unlink()
-    return changed
-
-
-def bring_wheel(package: Package, python: str, machine: str, folder: Path) -> tuple[str, bool]:
-    """The wheel's name in the folder, and whether it had to be fetched."""
+    # pip evaluates markers for its own Python.
+    wanted = [one for one in packages(text) if not one.marker or Marker(one.marker).evaluate(dict(environment))]
     folder.mkdir(parents=True, exist_ok=True)
-    tags = list(supported(python, machine))
-    for path in sorted(folder.glob("*.whl")):
-        if is_for(path.name, package, tags) and hashlib.sha256(path.read_bytes()).hexdigest() in package.digests:
-            return path.name, False
-    seen = []
-    for url, digest in links(package):
-        name = urllib.parse.unquote(url.rsplit("/", 1)[-1])
-        if is_for(name, package, tags) and (not digest or digest in package.digests):
-            content = fetch(url)
-            if hashlib.sha256(content).hexdigest() in package.digests:
-                write_whole(str(folder / name), content)
-                return name, True
-            seen.append(f"{url} has another digest")
-    asked = ", ".join(places(package)) or "none"
-    raise AnsibleActionFail(
-        f"the controller could not fetch {package.name} {package.version} for Python {python} on {machine}: "
-        f"{'; '.join(seen) or 'no package index of it has that wheel'} (asked: {asked}). Connect the controller, set its index in "
-        f"pip.conf, or put the wheel into {folder}"
-    )
+    there = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    for path in set(there) - {path for one in wanted for path, digest in there.items() if digest in one.digests}:
+        path.unlink()
+    lacking = [one for one in wanted if not {*one.digests} & {*there.values()}]
+    # PyTorch's index is asked for nothing else, and where it does not answer the controller's own may have that build.
+    for index in (CPU_INDEX, ""):
+        some = [one for one in lacking if ("+cpu" in one.version) is bool(index)]
+        if some:
+            download(some, python, machine, folder, *(["--extra-index-url", index] if index else []))
+    return bool(lacking)
 
 
-def supported(python: str, machine: str) -> Iterator[str]:
-    """Tags of wheels that run on Linux with a glibc of the last ten years."""
-    from packaging.tags import compatible_tags, cpython_tags
-
-    version = tuple(int(part) for part in python.split("."))
-    older = [f"manylinux{name}_{machine}" for name in ("2014", "2010", "1")]
-    platforms = [*(f"manylinux_2_{minor}_{machine}" for minor in range(36, 4, -1)), *older, "any"]
-    yield from map(str, cpython_tags(version, platforms=platforms))
-    yield from map(str, compatible_tags(version, f"cp{version[0]}{version[1]}", platforms))
-
-
-def is_for(name: str, package: Package, tags: Sequence[str]) -> bool:
-    """Whether a file is the package's wheel for one of the tags."""
-    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-
-    try:
-        project, version, dummy, offered = parse_wheel_filename(name)
-    except InvalidWheelFilename:
-        return False
-    same = project == package.name.replace("_", "-").lower() and str(version) == package.version
-    return same and any(str(tag) in tags for tag in offered)
-
-
-def places(package: Package) -> list[str]:
-    """Folders and indexes of the controller, and for a CPU build that of PyTorch."""
-    settings = pip_settings()
-    found = indexes(settings, DEFAULT_INDEX)
-    return [*folders(settings), *found, *([CPU_INDEX] if found and "+cpu" in package.version else [])]
-
-
-def links(package: Package) -> Iterator[tuple[str, str]]:
-    """Every file of a project in these places, with its digest if the page tells it."""
-    for place in places(package):
-        local = place[len("file://") :] if place.startswith("file://") else place
-        if os.path.isdir(local):
-            for folder in (local, os.path.join(local, package.name)):
-                for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-                    yield "file://" + os.path.join(folder, name), ""
-        if "://" in place:
-            page = place if place in folders(pip_settings()) else f"{place.rstrip('/')}/{package.name}/"
-            try:
-                text = fetch(page + ("index.html" if page.startswith("file://") else "")).decode("utf-8", "replace")
-            except AnsibleActionFail:
-                continue
-            for link, digest in LINK.findall(text):
-                yield urllib.parse.urljoin(page, link.replace("&amp;", "&")), digest
-
-
-def fetch(url: str) -> bytes:
-    """The content of a page or file."""
-    try:
-        return fetched(url, pip_settings(), SECONDS)
-    except (OSError, ValueError) as why:
-        raise AnsibleActionFail(f"{url} could not be fetched: {why}") from why
+def download(wanted: Sequence[Package], python: str, machine: str, folder: Path, *more: str) -> None:
+    """Fetch wheels as the controller's pip is configured to, each of a digest that the lock names."""
+    runs_pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["uv", "tool", "run", "pip"]
+    # Those of a glibc of the last ten years.
+    tags = [*(f"manylinux_2_{minor}" for minor in range(36, 4, -1)), "manylinux2014", "manylinux2010", "manylinux1"]
+    lines = [" --hash=sha256:".join([f"{one.name}==={one.version}", *one.digests]) for one in wanted]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as lock:
+        lock.write("\n".join(lines) + "\n")
+        lock.flush()
+        argv = [
+            *runs_pip,
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--retries=1",
+            "--no-deps",
+            "--only-binary=:all:",
+        ]
+        argv += ["--require-hashes", f"--dest={folder}", f"--python-version={python}", "--implementation=cp", *more]
+        argv += [*(f"--platform={tag}_{machine}" for tag in tags), f"--requirement={lock.name}"]
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise AnsibleActionFail(
+                "the controller has no pip: install it (sudo apt-get install python3-pip)"
+            ) from None
+    if done.returncode:
+        names = ", ".join(f"{one.name} {one.version}" for one in wanted)
+        said = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        raise AnsibleActionFail(
+            f"the controller could not fetch for Python {python} on {machine}: {names}. pip said: {(said or [done.stderr.strip()])[-1]} "
+            f"Connect the controller, set its index in pip.conf, or put the wheels into {folder}"
+        )
 
 
 def bring_uv(cache: Path, machine: str) -> Path:
@@ -182,13 +140,13 @@ def bring_uv(cache: Path, machine: str) -> Path:
     program = cache / "uv" / f"{UV.replace('==', '-')}-{machine}"
     if program.is_file():
         return program
-    (package,) = packages((TRAINER / "locks" / "uv.txt").read_text(encoding="utf-8"))
     folder = cache / "uv" / f"wheel-{machine}"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(str(program) + ".lock", 600):
-        name = bring_wheel(package, "3.12", machine, folder)[0]
-        with zipfile.ZipFile(folder / name) as wheel:
+        bring_wheels((TRAINER / "locks" / "uv.txt").read_text(encoding="utf-8"), "3.12", machine, folder)
+        (path,) = folder.iterdir()
+        with zipfile.ZipFile(path) as wheel:
             inside = next(one for one in wheel.namelist() if one.endswith(".data/scripts/uv"))
             write_whole(str(program), wheel.read(inside), 0o755)
-        (folder / name).unlink()
+        path.unlink()
     return program

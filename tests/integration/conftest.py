@@ -25,7 +25,7 @@ def ranks(stage):
 
 @pytest.fixture
 def make_lan(tmp_path):
-    """`make_lan(count=2, mtu=1500)` returns a Lan that is closed after the test."""
+    """`make_lan(count=2)` returns a Lan that is closed after the test."""
     if not can_make_namespaces():
         pytest.skip("needs the right to make network namespaces")
     made = []

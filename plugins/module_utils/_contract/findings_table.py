@@ -56,7 +56,7 @@ CATALOGUE: Dict[str, FindingKind] = {
     ),
     "source-missing": _error(
         "Data or a trainer named in the settings does not exist", "The start would fail later, after other hosts were changed.",
-        "Correct the path or the URL.",
+        "Correct the path, the URL or ddp_data_shards, or put there what is missing.",
     ),
     "base-missing": _error(
         "There is no base model to start from",

@@ -31,6 +31,8 @@ WHEELS = ".wheels.json"
 # An installed Python for hosts without a recent one: its folder, its mark, and the interpreter.
 PYTHON_FOLDER, PYTHON_MARK = "python", ".made.json"
 PYTHON_IN_FOLDER = "current/bin/python3"
+# In an environment that this collection makes: last of all, and before anything else.
+VENV_STAMP, VENV_MARK = ".nanochat-ddp.json", ".nanochat-ddp.building"
 # Measured step times of this host.
 MEASURED = "measured.json"
 # Identifies the training in the folder: id, number and start time; the trainer reads it too.
@@ -77,6 +79,17 @@ def checkpoint_steps(run_dir: str) -> List[int]:
     own = [path for path in paths if not os.path.islink(os.path.dirname(path))]
     found = (re.search(r"meta_(\d+)\.json$", path) for path in own)
     return sorted({int(match.group(1)) for match in found if match})
+
+
+def venv_kind(path: str) -> str:
+    """absent (also empty), ours (also half-built), foreign (somebody else's environment) or occupied by something else."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return "occupied" if os.path.lexists(path) else "absent"
+    if VENV_STAMP in names or VENV_MARK in names:
+        return "ours"
+    return "foreign" if "pyvenv.cfg" in names else "occupied" if names else "absent"
 
 
 def generations(run_dir: str) -> List[int]:

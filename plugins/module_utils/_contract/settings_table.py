@@ -30,7 +30,8 @@ LAST_SHARD = 6542  # of that collection, for validation
 # Facts and switches of the collection's own that share the prefix and are no settings.
 NOT_SETTINGS = frozenset((
     "ddp_probe", "ddp_probe_error", "ddp_plan", "ddp_node", "ddp_plan_findings", "ddp_controller", "ddp_tolerant", "ddp_plan_file",
-    "ddp_json", "ddp_rights", "ddp_rights_refused", "ddp_links", "ddp_so_far", "ddp_launched", "ddp_purge",
+    "ddp_json", "ddp_rights", "ddp_rights_refused", "ddp_links", "ddp_ways", "ddp_judged", "ddp_so_far", "ddp_launched",
+    "ddp_purge",
 ))  # fmt: skip
 
 

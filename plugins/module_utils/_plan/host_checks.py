@@ -84,10 +84,9 @@ def tools(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
     arch = host.fact("host", "arch")
     if arch not in ARCHITECTURES:
         seen = f"{host.name} is a machine of type {arch}, which PyTorch does not support"
-        yield finding("architecture-differs", host.name, seen, remedy="Use a machine of type x86_64 or aarch64.")
+        yield finding("architecture-differs", host.name, seen)
     if not host.fact("tmux", "path"):
-        remedy = "Ask its owner to run: sudo apt-get install tmux"
-        yield finding("no-tmux", host.name, f"{host.name} has no tmux, which training needs", remedy=remedy)
+        yield finding("no-tmux", host.name, f"{host.name} has no tmux, which training needs")
     usable, wanted = [entry["executable"] for entry in pythons(host)], host.settings.python
     if wanted and node["python"] not in usable:
         have = ", ".join(usable) or "none"
@@ -105,7 +104,7 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
     if not disk["writable"]:
         user = host.fact("host", "user")
         seen = f"ddp_base_dir is {base} on {host.name}, but {user} cannot write to {disk['parent']} there"
-        yield finding("folder-refused", host.name, seen, remedy="Set it to a folder that this user can write to.")
+        yield finding("folder-refused", host.name, seen)
     if disk.get("exposed"):
         seen = f"ddp_base_dir is {base} on {host.name}, but {disk['exposed']}"
         yield finding("folder-refused", host.name, seen, remedy=CLOSE_IT)
@@ -140,27 +139,24 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
 def environment(host: Host, node: Node, torch: str) -> Iterator[Finding]:
     """Whether the trainer's environment exists or can be created."""
     venv = host.fact("python", "venv") or {}
-    room, has, problem, remedy = venv.get("disk") or {}, str(venv.get("torch") or ""), "", ""
+    room, has, problem = venv.get("disk") or {}, str(venv.get("torch") or ""), ""
     if venv.get("kind") == "occupied":
         problem = "which exists and is not a virtual environment, so it would not be changed"
-        remedy = "Use another folder."
     # If none is visible it may come from elsewhere, by a .pth file or the system; the step that needs it will tell.
     elif venv.get("kind") == "foreign" and has and has.split("+", 1)[0] != torch.split("+", 1)[0]:
         problem = f"a virtual environment that this collection did not create and will not change; it has torch {has} instead of {torch}"
-        remedy = "Install that version there, or choose another folder."
     elif room.get("exposed"):
-        problem, remedy = f"but {room['exposed']}", "Or choose another folder."
+        problem = f"but {room['exposed']}"
     elif venv.get("exists") or not room or node["venv_dir"].startswith(node["base_dir"] + "/"):
         return
     elif not room["writable"]:
         problem = f"but {host.fact('host', 'user')} cannot write to {room['parent']}"
-        remedy = "Choose a folder that this user can write to."
     elif room["device"] != host.fact("disk", "device") and room["free"] < VENV_BYTES:
         free, need = bytes_text(room["free"]), bytes_text(VENV_BYTES)
-        problem, remedy = f"with {free} free, but the trainer's packages need about {need}", "Use a larger disk."
+        problem = f"with {free} free, but the trainer's packages need about {need}"
     if problem:
         seen = f"ddp_venv_dir is {node['venv_dir']} on {host.name}, {problem}"
-        yield finding("venv-refused", host.name, seen, remedy=remedy)
+        yield finding("venv-refused", host.name, seen)
 
 
 def ports(host: Host, node: Node, plan: Plan) -> Iterator[Finding]:
@@ -249,7 +245,6 @@ def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
         found = lineage.differences(host.fact("run", "lineage") or {}, plan) if steps else []
         if found:
             by_reason.setdefault(", ".join(found), []).append(f"step {max(steps)} on {host.name}")
-    remedy = "Undo the change to resume; or give the new training another name (ddp_run); or set the old one aside with -e ddp_fresh=true."
     for why, where in by_reason.items():
         seen = f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training cannot resume from: {why}"
-        yield finding("checkpoints-lost", plan["master"]["host"], seen, remedy=remedy)
+        yield finding("checkpoints-lost", plan["master"]["host"], seen)

@@ -195,7 +195,7 @@ class EndpointChooser:
         known = ", ".join(others) or "none"
         if nic is None:
             seen = f"ddp_nic is {name} on {host.name}, which has no such interface; it has {known}"
-            self.refuse(host.name, seen, "Set ddp_nic to one of them.")
+            self.refuse(host.name, seen)
         elif not nic.up or not nic.interfaces:
             state = "has no address" if nic.up else "is down"
             seen = f"ddp_nic is {name} on {host.name}, but that interface {state}; there are {known}"
@@ -241,7 +241,7 @@ class EndpointChooser:
         else:
             has = self.addresses_in_words(host)
             seen = f"{host.name} has no interface that is up and reaches its peers (it has {has})"
-            self.refuse(host.name, seen, f"Set ddp_nic or ddp_address on {host.name}.")
+            self.refuse(host.name, seen)
         return None
 
     def shared_nic(self, host: Host) -> NetworkInterface | None:
@@ -285,15 +285,14 @@ class EndpointChooser:
         are_apart = any(not same_network_stack(self.hosts[0], host) for host in self.hosts)
         for name, address in addresses.items():
             if are_apart and is_loopback(address):
-                seen = f"ddp_address is {address} on {name}, which only {name} can reach"
-                self.refuse(name, seen, "Use its address in the shared network.")
+                self.refuse(name, f"ddp_address is {address} on {name}, which only {name} can reach")
         by_address: dict[str, Host] = {}
         for host in self.hosts:
             address = addresses.get(host.name, "")
             other = by_address.setdefault(address, host) if address else host
             if other is not host and not same_network_stack(host, other):
                 seen = f"{other.name} and {host.name} are different machines with the same address {address}"
-                self.refuse(host.name, seen, "Set ddp_address or ddp_nic so that each has its own.")
+                self.refuse(host.name, seen)
 
 
 def routes_of(host: Host) -> list[Route]:

@@ -38,18 +38,13 @@ def trainer(run: RunSettings, planned: Trainer, here: Here) -> Iterator[Finding]
     """Whether the controller has the trainer's source."""
     source = run.trainer_source
     facts = here.get("folders", {}).get(source) if planned["source"] == "path" else None
-    problem = remedy = ""
-    if planned["source"] == "git" and here.get("git"):
-        problem = here["git"]
-        remedy = "Use a repository that the controller can clone, or the path of a checkout on it."
-    elif facts and facts["kind"] != "folder":
+    problem = here.get("git", "") if planned["source"] == "git" else ""
+    if facts and facts["kind"] != "folder":
         problem = f"{facts['path']} is not a folder on the controller"
-        remedy = "Use the path of a nanochat checkout on it, a git URL, or ours."
     elif facts and not facts["trainer"]:
         problem = f"{facts['path']} on the controller has no scripts/base_train.py, so it is not a nanochat checkout"
-        remedy = "Use a checkout that has it."
     if problem:
-        yield finding("source-missing", "", f"ddp_trainer_source is {source}, but {problem}", remedy=remedy)
+        yield finding("source-missing", "", f"ddp_trainer_source is {source}, but {problem}")
 
 
 def commit(source: str, here: Here) -> Iterator[Finding]:
@@ -83,22 +78,19 @@ def data(run: RunSettings, planned: Data, hosts: Sequence[Host], here: Here) -> 
 def folder(planned: Data, path: str, facts: Folder, host: str, is_tokenizer: bool) -> Iterator[Finding]:
     """The first problem of a folder in ddp_data_paths on a host, or without a host on the controller."""
     where, is_text = host or "the controller", planned["source"] == "text"
-    problem = remedy = ""
-    if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
-        problem = f"{'does not exist' if facts['kind'] == 'absent' else 'is not a folder'} on {where}"
-        content = "text" if is_text else "a tokenizer" if is_tokenizer else "*.parquet shards"
-        remedy = f"Use a folder of {content} there."
+    problem = ""
+    if facts["kind"] == "absent":
+        problem = f"does not exist on {where}"
+    elif facts["kind"] == "file" and not is_text:
+        problem = f"is not a folder on {where}"
     elif not facts["readable"]:
         problem = f"the login user on {where} cannot read"
-        remedy = "Make it readable, or choose another folder."
     elif is_text and not facts["files"]:
-        problem, remedy = f"has no files on {where}", "Use a folder of text there."
+        problem = f"has no files on {where}"
     elif is_tokenizer and not facts["tokenizer"]:
         problem = f"has no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}"
-        remedy = "Name the folder that has it, or none."
     elif not is_text and not is_tokenizer and facts["shards"] < planned["shards"]:
         count = plural(facts["shards"], "shard") if facts["shards"] else "no shards"
         problem = f"has {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}"
-        remedy = "Lower ddp_data_shards, add shards there, or choose another folder."
     if problem:
-        yield finding("source-missing", host, f"ddp_data_paths names {path}, which {problem}", remedy=remedy)
+        yield finding("source-missing", host, f"ddp_data_paths names {path}, which {problem}")

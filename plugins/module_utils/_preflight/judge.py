@@ -35,11 +35,8 @@ def judge(evidence: PreflightEvidence) -> list[Finding]:
     """All findings, the worst first, without duplicates."""
     found: list[Finding] = list(from_plan(evidence))
     for host in (node["host"] for node in evidence.plan["nodes"]):
-        if not evidence.probes.get(host):
-            if not any(one["code"] == "host-down" and one["host"] == host for one in found):
-                found.append(finding("host-down", host, f"{host} did not answer"))
-            continue
-        for look in (address_names, leftovers, load, limits, folder):
+        # The plan's findings name a host that is down.
+        for look in (address_names, leftovers, load, limits, folder) if evidence.probes.get(host) else ():
             found += look(evidence, host)
     for compare in (held_port, cpus, software, data, all_reduce):
         found += compare(evidence)
@@ -135,10 +132,7 @@ def limits(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
             yield finding("ulimit-low", host, seen.format(known[name]))
     logout, user = evidence.fact(host, "logout") or {}, evidence.fact(host, "host", "user")
     if logout.get("kills") and not logout.get("lingers"):
-        seen = f"KillUserProcesses=yes, and {user} does not linger"
-        yield finding(
-            "ends-at-logout", host, seen, remedy=f"The host's owner can run: sudo loginctl enable-linger {user}"
-        )
+        yield finding("ends-at-logout", host, f"KillUserProcesses=yes, and {user} does not linger")
 
 
 def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:

@@ -1,14 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Findings from tests between the hosts: closed ports, wrong routes, lost packets, slow links. Pure functions."""
+"""Findings from tests between the hosts: closed ports, wrong routes, slow links. Pure functions."""
 
 from __future__ import annotations
 
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from .._contract.findings import Finding, finding
-from .._contract.findings_table import ERROR
 from .._contract.plan import Plan
 from .evidence import PreflightEvidence
 from .peer_check import LinkTry, PortTry, closed_ports
@@ -48,8 +47,7 @@ def judge_links(evidence: PreflightEvidence) -> list[Finding]:
             pair = Pair(host, link["host"], link)
             found += ports(evidence, pair)
             if len(pair.closed) < len(link["ports"]):
-                for look in (used_interface, packet_sizes, rate_and_delay):
-                    found += look(evidence, pair)
+                found += [*used_interface(evidence, pair), *rate_and_delay(pair)]
     return found
 
 
@@ -182,23 +180,11 @@ def used_interface(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]
     yield finding(code, pair.host, f"{seen}, the plan's interface is {planned}", pair.peer)
 
 
-# Packets and rates
-
-
-def packet_sizes(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
-    link = pair.link
-    if link.get("passing_size"):
-        seen = f"packets of {link['passing_size']} bytes arrive, full-size ones do not"
-        yield finding(
-            "link-unmeasured", pair.host, f"from {pair.host} to {pair.peer} {seen}", pair.peer, severity=ERROR
-        )
-    elif link.get("error"):
-        yield finding("link-unmeasured", pair.host, f"from {pair.host} to {pair.peer}: {link['error']}", pair.peer)
-
-
-def rate_and_delay(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
+def rate_and_delay(pair: Pair) -> Iterable[Finding]:
     """Rate and delay of one direction."""
     rate, late = pair.link.get("bandwidth_mbit"), pair.link.get("latency_ms")
+    if pair.link.get("error"):
+        yield finding("link-unmeasured", pair.host, f"from {pair.host} to {pair.peer}: {pair.link['error']}", pair.peer)
     if rate and rate < SLOW_MBIT:
         yield finding("link-slow", pair.host, f"from {pair.host} to {pair.peer}: {rate:.0f} Mbit/s", pair.peer)
     if late and late > LATE_MS:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tests from one host to the others' responders: every port, delay, rate, full-size packets, interface."""
+"""Tests from one host to the others' responders: every port, delay, rate, interface."""
 
 from __future__ import annotations
 
@@ -12,20 +12,15 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence, TypedDict
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence, TypedDict
 
 from .._kit import bare
-from .peer_responder import ANSWER, CHUNK, GREETING, sockaddr
+from .peer_responder import ANSWER, CHUNK, GREETING
 
 if TYPE_CHECKING:
     from .._contract.decode import Duration, Rate
 
-# Constants missing from Python's socket module.
-IP_MTU_DISCOVER, IP_PMTUDISC_DO, IP_MTU = 10, 2, 14
-IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO, IPV6_MTU = 23, 2, 24
-
 PINGS = 15
-PATH_SIZES = (8192, 4000, 1500, 1492, 1450, 1400, 1350, 1280, 576)
 SEND_BUFFER = 1 << 18  # its content must drain over a slow link before the timeout
 PATIENCE = 5.0
 RATE_SECONDS = 0.5  # of sending, for the rate
@@ -70,8 +65,6 @@ class LinkTry(_PeerName):
     ports: list[PortTry]
     latency_ms: Duration | None  # median round trip
     bandwidth_mbit: Rate | None  # rate while both send, as in a training step; on a shared Wi-Fi channel half of it
-    mtu: int | None  # the path MTU according to the kernel
-    passing_size: int | None  # of packets that arrive, where those of that size do not
     error: str  # what went wrong in the measurements
     nic: str | None  # the interface on the route
 
@@ -89,34 +82,16 @@ def kind_of(error: OSError) -> str:
     return KINDS.get(error.errno or 0, "failed")
 
 
-def connect(source: str, peer: str, port: int, timeout: float, segment: int = 0) -> socket.socket:
-    """A connection from our planned address with fragmentation disabled."""
-    family, where = sockaddr(peer, port)
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(timeout)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO)
-        else:
-            sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
-        if segment:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment)
+@contextlib.contextmanager
+def asked(source: str, peer: CheckedPeer, port: int, timeout: float) -> Iterator[socket.socket]:
+    """A connection from our planned address that has shown the token. Any other answer comes from a stranger."""
+    with socket.create_connection((peer.address, port), timeout, (source, 0) if source else None) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        if source:
-            sock.bind(sockaddr(source, 0)[1])
-        sock.connect(where)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def ask(sock: socket.socket, token: str) -> None:
-    """Show the token. Any other answer comes from a stranger."""
-    sock.sendall(f"{GREETING} {token}\n".encode())
-    if _exactly(sock, len(ANSWER)) != ANSWER:
-        raise Stranger(0, "another program answers there")
+        sock.sendall(f"{GREETING} {peer.token}\n".encode())
+        if _exactly(sock, len(ANSWER)) != ANSWER:
+            raise Stranger(0, "another program answers there")
+        yield sock
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
@@ -132,18 +107,16 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 def try_port(source: str, peer: CheckedPeer, port: int, timeout: float) -> PortTry:
     """Whether a port of a peer is reachable, or how it fails."""
     try:
-        with connect(source, peer.address, port, timeout) as sock:
-            ask(sock, peer.token)
+        with asked(source, peer, port, timeout):
+            return {"port": port, "error": "", "words": ""}
     except OSError as why:
         # A foreign program that accepts the connection still proves that the port is open.
         return {"port": port, "error": kind_of(why), "words": why.strerror or str(why)}
-    return {"port": port, "error": "", "words": ""}
 
 
 def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> float:
     """The median round trip in milliseconds."""
-    with connect(source, peer.address, port, timeout) as sock:
-        ask(sock, peer.token)
+    with asked(source, peer, port, timeout) as sock:
         trips = []
         for number in range(PINGS):
             begin = time.monotonic()
@@ -154,10 +127,9 @@ def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> float:
     return round(sorted(trips)[len(trips) // 2] * 1000, 3) if trips else 0.0
 
 
-def both_ways(source: str, peer: CheckedPeer, port: int, timeout: float) -> tuple[float, int]:
-    """(Mbit/s that come back while as much is sent, path MTU known to the kernel by then)."""
-    with connect(source, peer.address, port, timeout) as sock:
-        ask(sock, peer.token)
+def both_ways(source: str, peer: CheckedPeer, port: int, timeout: float) -> float:
+    """The Mbit/s that come back while as much is sent."""
+    with asked(source, peer, port, timeout) as sock:
         sock.settimeout(max(PATIENCE, timeout))
         threading.Thread(target=_send_until_closed, args=(sock,), daemon=True).start()
         buffer, total = bytearray(CHUNK), 0
@@ -167,43 +139,16 @@ def both_ways(source: str, peer: CheckedPeer, port: int, timeout: float) -> tupl
             count = sock.recv_into(buffer)
             if time.monotonic() >= begin:
                 total, last = total + count, time.monotonic()
-        mtu = path_mtu(sock)
         sock.shutdown(socket.SHUT_RDWR)
     if not count:
         raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
-    return round(total * 8 / max(last - begin, 1e-9) / 1e6, 1), mtu
+    return round(total * 8 / max(last - begin, 1e-9) / 1e6, 1)
 
 
 def _send_until_closed(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while True:
             sock.sendall(bytes(CHUNK))
-
-
-def path_mtu(sock: socket.socket) -> int:
-    """The path MTU as the kernel knows it; 0 if it does not."""
-    six = sock.family == socket.AF_INET6
-    try:
-        return sock.getsockopt(socket.IPPROTO_IPV6 if six else socket.IPPROTO_IP, IPV6_MTU if six else IP_MTU)
-    except OSError:
-        return 0
-
-
-def passing_size(source: str, peer: CheckedPeer, port: int, timeout: float) -> int | None:
-    """The largest packet that arrives if full-size ones do not; None if none does."""
-    headers = 60 if ":" in peer.address else 40
-    return next((size for size in PATH_SIZES if _passes(source, peer, port, min(timeout, 1.0), size - headers)), None)
-
-
-def _passes(source: str, peer: CheckedPeer, port: int, timeout: float, segment: int) -> bool:
-    """Whether data in TCP segments of this size arrive."""
-    try:
-        with connect(source, peer.address, port, timeout, segment) as sock:
-            ask(sock, peer.token)
-            sock.sendall(bytes(CHUNK))
-            return len(_exactly(sock, CHUNK)) == CHUNK
-    except OSError:
-        return False
 
 
 def nic_towards(source: str, peer: str) -> str | None:
@@ -219,8 +164,8 @@ def check_peer(source: str, peer: CheckedPeer, timeout: float) -> LinkTry:
     with ThreadPoolExecutor(max_workers=max(1, len(peer.ports))) as pool:
         ports = list(pool.map(lambda port: try_port(source, peer, port, timeout), peer.ports))
     link: LinkTry = {
-        "address": peer.address, "ports": ports, "latency_ms": None, "bandwidth_mbit": None, "mtu": None,
-        "passing_size": None, "error": "", "nic": nic_towards(source, peer.address),
+        "address": peer.address, "ports": ports, "latency_ms": None, "bandwidth_mbit": None, "error": "",
+        "nic": nic_towards(source, peer.address),
     }  # fmt: skip
     usable = usable_port(link)
     if usable is not None:
@@ -242,21 +187,20 @@ def usable_port(link: LinkTry) -> int | None:
 
 
 def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, timeout: float) -> None:
-    """Rate and path MTU; if only small packets pass, their size."""
+    """Add the rate, where the link is open."""
     port = usable_port(link)
     if port is None or link["latency_ms"] is None:
         return
     try:
-        link["bandwidth_mbit"], link["mtu"] = both_ways(source, peer, port, timeout)
+        link["bandwidth_mbit"] = both_ways(source, peer, port, timeout)
     except OSError as error:
-        link["passing_size"] = passing_size(source, peer, port, timeout)
         link["error"] = f"bulk data: {error.strerror or error}"
 
 
 def peer_check(
     address: str, peers: Sequence[Mapping[str, Any]], timeout: float = 3.0, rates: bool = True
 ) -> dict[str, list[LinkTry]]:
-    """The links to the peers (see CheckedPeer): reachable on every port, delay, rate (unless without rates), packet size, interface."""
+    """The links to the peers (see CheckedPeer): reachable on every port, delay, rate (unless without rates), interface."""
     checked = [CheckedPeer(**peer) for peer in peers]
     end = time.monotonic() + DEADLINE
     with ThreadPoolExecutor(max_workers=16) as pool:

@@ -20,7 +20,7 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Sequence, TypedDict
+from typing import TYPE_CHECKING, Sequence, TypedDict
 
 from .._kit import background
 from .._kit.processes import PORT_CHECK, is_check, port_holders
@@ -101,37 +101,15 @@ def stop_responder(pid: int, started: int) -> dict[str, bool]:
         raise PeerCheckError(f"process {pid} is not ours to stop: {error.strerror}") from error
 
 
-def sockaddr(address: str, port: int) -> tuple[int, Any]:
-    """Family and socket address of a numeric address, with its zone if any."""
-    try:
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
-    except (OSError, UnicodeError) as error:
-        raise PeerCheckError(f"{address!r} is not an IPv4 or IPv6 address ({error})") from error
-    return found[0], found[4]
-
-
-def bound(address: str, port: int) -> socket.socket:
-    """A listening socket on exactly this address."""
-    family, where = sockaddr(address, port)
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen(64)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
 def _try_bind(address: str, port: int) -> list[socket.socket]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return [bound(address, port)]
+        return [socket.create_server((address, port), family=family, backlog=64)]
     except OSError as error:
         # Low ports belong to root; otherwise SELinux or AppArmor denied it, which preflight should know.
         if error.errno == errno.EADDRINUSE or (error.errno == errno.EACCES and port < 1024):
             return []
-        raise PeerCheckError(f"cannot listen on {address} port {port}: {error.strerror}") from error
+        raise PeerCheckError(f"cannot listen on {address} port {port}: {os.strerror(error.errno or 0)}") from error
 
 
 def wait_for_checks(port: int, patience: float = 20.0) -> None:

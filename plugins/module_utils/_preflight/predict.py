@@ -20,6 +20,7 @@ from .._rules.shares import share_rows
 from .._rules.ways import WAYS
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
+MOST_DOUBLINGS = 10  # of the batch
 BUSY_LOAD = 2.0  # a processor's load in the last minute, which a run alone does not reach
 
 
@@ -45,6 +46,7 @@ class Outlook(TypedDict):
     without: Dict[str, float]
     ways: Dict[str, Dict[str, float]]  # bytes_sent and tokens_per_second of each ddp_sync method
     auto_sync: Optional[str]
+    batch: Optional[int]  # tokens per step with which transfers no longer slow it down much, where those of the plan do
     busy: List[str]  # hosts with other work during the measurement
     began: bool  # whether an earlier run exists, whose choices the plan keeps
     products: Dict[str, float]  # tokens per second of all hosts alone, if several precisions were measured
@@ -65,7 +67,7 @@ def outlook(
     passes = sum(rows) / job.device_batch
     best = min(speeds, key=lambda speed: speed.alone(passes))
     alone = training["total_batch"] / best.alone(passes)
-    together = predict(job, speeds, link)
+    together, best_sync = predict(job, speeds, link), choose_sync(job, speeds, link)
     return {
         "one_host": best.host,
         "one_host_tokens_per_second": round(alone, 1),
@@ -84,7 +86,8 @@ def outlook(
         },
         "without": without_each(plan, speeds, link_of, rows),
         "ways": ways(job, speeds, link),
-        "auto_sync": choose_sync(job, speeds, link),
+        "auto_sync": best_sync,
+        "batch": larger_batch(job, speeds, link, best_sync),
         "busy": list(busy),
         "began": began,
         "products": products or {},
@@ -120,6 +123,17 @@ def ways(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> Dict[st
         kind: {"bytes_sent": step.bytes_sent, "tokens_per_second": round(step.tokens_per_second, 1)}
         for kind, step in steps.items()
     }
+
+
+def larger_batch(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], sync: Optional[str]) -> Optional[int]:
+    """The tokens per step, a power of two times the job's, with which transfers no longer make a step clearly longer; None if they do
+    not, or do so with any batch."""
+    for times in (2**power for power in range(MOST_DOUBLINGS + 1)):
+        rows, tokens = tuple(times * one for one in job.rows), times * job.total_batch
+        larger = dataclasses.replace(job, rows=rows, total_batch=tokens)
+        if predict(larger, speeds, link, sync).seconds < PAYS * predict(larger, speeds, None, sync).seconds:
+            return tokens if times > 1 else None
+    return None
 
 
 def advice(plan: Plan, predicted: Outlook) -> list[Finding]:
@@ -163,6 +177,11 @@ def prediction_text(plan: Plan, predicted: Outlook) -> str:
         *why_sync(plan, predicted),
         *why_products(plan, predicted),
     ]
+    if predicted["batch"]:
+        lines.append(
+            f"  this link is too slow to hide what a step of {plan['training']['total_batch']} tokens sends; "
+            f"ddp_total_batch {predicted['batch']} would make steps long enough for it"
+        )
     lines.append(f"  {plan['training']['iterations']} steps take about {seconds_text(predicted['eta_seconds'])}")
     return "\n".join(["Expected", *lines])
 

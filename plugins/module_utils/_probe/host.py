@@ -12,7 +12,7 @@ import sys
 from typing import Any, Sequence, cast
 
 from .._contract.probe import Measured, Probe, Python, Pythons, VenvFacts
-from .._contract.run_folder import MEASURED, PYTHON_FOLDER, PYTHON_IN_FOLDER
+from .._contract.run_folder import MEASURED, PYTHON_FOLDER, PYTHON_IN_FOLDER, venv_kind
 from .._kit import bare
 from .._kit.files import read_object
 from .._kit.logind import logind
@@ -24,9 +24,6 @@ from .sources import folder_facts
 from .usage import facts as usage_facts
 
 PYTHON_CHECK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
-# Markers of the trainer's environment, finished and unfinished; copied from _trainer/venv.py, which would import too much.
-VENV_STAMP = ".nanochat-ddp.json"
-VENV_MARK = ".nanochat-ddp.building"
 TEST_PROGRAM = os.path.join("scripts", "gloo_check.py")
 # Folders of pyenv and uv contain the version in their name.
 VERSION_IN_PATH = re.compile(r"/(?:cpython-)?3\.(\d+)(?:\.\d+)?[^/]*/bin/")
@@ -143,17 +140,6 @@ def venv_facts(path: str) -> VenvFacts:
         "torch": match.group(1) if match else None,
         "disk": disk(path, owned=False),
     }
-
-
-def venv_kind(path: str) -> str:
-    """absent, ours (also half-built), foreign (somebody else's environment) or occupied by something else."""
-    try:
-        names = os.listdir(path)
-    except OSError:
-        return "occupied" if os.path.lexists(path) else "absent"
-    if VENV_STAMP in names or VENV_MARK in names:
-        return "ours"
-    return "foreign" if "pyvenv.cfg" in names else "occupied" if names else "absent"
 
 
 def sudo() -> str:

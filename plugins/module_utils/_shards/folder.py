@@ -297,32 +297,19 @@ def is_link_to(source: str, target: str) -> bool:
         return False
 
 
-class Linking(NamedTuple):
-    """How a folder gets exactly some files: paths in it to link, with the files that they lead to, and paths to remove."""
-
-    folder: str
-    make: dict[str, str]
-    remove: list[str]
-
-    def apply(self) -> None:
-        for path, source in self.make.items():
-            target = os.path.join(self.folder, path)
-            os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
-            link(source, target)
-        for path in self.remove:
-            os.unlink(os.path.join(self.folder, path))
+def link_exactly(folder: str, make: Mapping[str, str], remove: list[str]) -> None:
+    """Make links in a folder, by path the file that it leads to, and remove other paths."""
+    for path, source in make.items():
+        target = os.path.join(folder, path)
+        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+        link(source, target)
+    for path in remove:
+        os.unlink(os.path.join(folder, path))
 
 
-def linking(folder: str, targets: Mapping[str, str], there: list[str]) -> Linking:
-    """Compare what is there with the targets, path and file of each."""
-    make = {path: source for path, source in targets.items() if not is_link_to(source, os.path.join(folder, path))}
-    return Linking(folder, make, [path for path in there if path not in targets])
-
-
-def links_of_run(store: str, run: str, wanted: list[ManifestEntry]) -> Linking:
-    """Compare run/data and run/tokenizer with the manifest."""
-    there = [f"{part}/{name}" for part in ("data", "tokenizer") for name in _names(os.path.join(run, part))]
-    return linking(run, {run_path(one.path): os.path.join(store, one.path) for one in wanted}, there)
+def files_of_run(run: str) -> list[str]:
+    """The paths in run/data and run/tokenizer."""
+    return [f"{part}/{name}" for part in ("data", "tokenizer") for name in _names(os.path.join(run, part))]
 
 
 def run_path(path: str) -> str:

@@ -19,15 +19,15 @@ from . import server, url
 from .chain import Chain, ShardPeer, Source
 from .folder import (
     Digests,
-    Linking,
     Manifest,
     ManifestEntry,
     ShardsError,
     check_space,
     compare,
     data_files,
-    linking,
-    links_of_run,
+    files_of_run,
+    is_link_to,
+    link_exactly,
     load_manifest,
     make_folder,
     part_bytes,
@@ -105,19 +105,20 @@ def import_folder(request: ShardsRequest) -> ShardsOutcome:
         return ShardsOutcome(more={"files": []})
     chosen = _chosen(request)
     there = [name for name in data_files(request.path) if "/" not in name]
-    outcome = _link(request, linking(request.path, chosen, there), chosen)
+    outcome = _link(request, request.path, chosen, there)
     outcome.bytes = sum(os.path.getsize(chosen[path]) for path in outcome.moved)
     outcome.sources = {request.host: outcome.bytes} if outcome.bytes else {}
     outcome.more["files"] = sorted(chosen)
     return outcome
 
 
-def _link(request: ShardsRequest, links: Linking, wanted: Collection[str]) -> ShardsOutcome:
-    """Give a folder exactly the wanted files."""
-    outcome = ShardsOutcome.of_names(wanted, list(links.make), links.remove)
+def _link(request: ShardsRequest, folder: str, wanted: Mapping[str, str], there: list[str]) -> ShardsOutcome:
+    """Give a folder exactly the wanted links, by path the file that it leads to."""
+    make = {path: source for path, source in wanted.items() if not is_link_to(source, os.path.join(folder, path))}
+    outcome = ShardsOutcome.of_names(wanted, list(make), [path for path in there if path not in wanted])
     if outcome.changed and not request.check:
-        make_folder(links.folder)
-        links.apply()
+        make_folder(folder)
+        link_exactly(folder, make, outcome.extra)
     return outcome
 
 
@@ -175,12 +176,14 @@ def _problem(folder: str, name: str, digests: Digests, sha256: str | None) -> st
 def describe(request: ShardsRequest) -> ShardsOutcome:
     """Describe the folder; an existing manifest stays valid."""
     if kept := load_manifest(request.path):
-        return ShardsOutcome(manifest=kept, before=kept.listing(), after=kept.listing())
+        listing = kept.listing()
+        return ShardsOutcome(manifest=kept, before=listing, after=listing, more={"is_described": True})
     names, digests = data_files(request.path), request.digests()
     shards = [name for name in names if name.endswith(".parquet")]
     lacking = [name for name in TOKENIZER if f"tokenizer/{name}" not in names]
+    made_now: dict[str, object] = {"is_described": False}
     if request.check and (lacking or len(shards) < 2):
-        return ShardsOutcome(msg=UNKNOWN_YET)
+        return ShardsOutcome(msg=UNKNOWN_YET, more=made_now)
     if len(shards) < 2:
         raise ShardsError(
             f"{request.path} holds {f'only {shards[0]}' if shards else 'no *.parquet files'}; at least two shards are needed, "
@@ -196,7 +199,7 @@ def describe(request: ShardsRequest) -> ShardsOutcome:
     if not request.check:
         digests.save()
         save_manifest(request.path, made)
-    return ShardsOutcome(True, made, after=made.listing())
+    return ShardsOutcome(True, made, after=made.listing(), more=made_now)
 
 
 def serve(request: ShardsRequest) -> ShardsOutcome:
@@ -216,13 +219,13 @@ def serve(request: ShardsRequest) -> ShardsOutcome:
     same = state is not None and state.get("settings") == digest_of(settings)
     outcome = ShardsOutcome(changed=not same, before=_server_line(state))
     outcome.after = outcome.before if same else f"serving {request.path} on {settings.address}\n"
+    # It offers only what has been read.
+    digests = request.digests()
+    outcome.moved = [entry.path for entry, seen in compare(settings.manifest.files, digests).items() if seen != "ok"]
     if not same and not request.check:
         make_folder(request.path)
         server.stop(settings.place)
         with writing(request.path):
-            # It offers only what has been read.
-            digests = request.digests()
-            compare(settings.manifest.files, digests)
             digests.save()
         state = server.start(settings)
     port = state["port"] if state and (same or not request.check) else None
@@ -318,8 +321,8 @@ def link_run(request: ShardsRequest) -> ShardsOutcome:
                 f"{plural(len(wrong), 'file')} of {request.path} do not match the manifest ({', '.join(wrong[:3])}); "
                 "sync the data set first (--tags data)"
             )
-    links = links_of_run(request.path, run_dir, manifest.files)
-    outcome = _link(request, links, [run_path(one.path) for one in manifest.files])
+    wanted = {run_path(one.path): os.path.join(request.path, one.path) for one in manifest.files}
+    outcome = _link(request, run_dir, wanted, files_of_run(run_dir))
     outcome.manifest = manifest
     return outcome
 

@@ -41,10 +41,8 @@ def fetch_all(base: str, names: list[str], digests: Digests, expected: dict[str,
         waiting = [pool.submit(_fetch, base, name, digests, expected.get(name)) for name in names]
         try:
             return sum(done.result() for done in concurrent.futures.as_completed(waiting))
-        except BaseException:
-            for other in waiting:
-                other.cancel()
-            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _fetch(base: str, name: str, digests: Digests, expected: str | None) -> int:

@@ -47,15 +47,8 @@ def pip_settings() -> dict[str, str]:
     return {name: value.strip() for name, value in found.items() if value.strip()}
 
 
-def indexes(settings: Mapping[str, str], default: str) -> list[str]:
-    """Where packages are looked for; none if pip must use no index."""
-    if settings.get("no-index", "").lower() not in NO:
-        return []
-    return [settings.get("index-url", default), *settings.get("extra-index-url", "").split()]
-
-
-def fetched(url: str, settings: Mapping[str, str], seconds: float) -> bytes:
-    """A page or file, as pip would fetch it (proxy, certificate), also one of this machine (file:///)."""
+def answers(url: str, settings: Mapping[str, str], seconds: float) -> bool:
+    """Whether there is such a page, as pip would ask for it (proxy, certificate)."""
     # Imported here because inspecting an environment needs none of it, and takes less time than loading it.
     import http.client
     import ssl
@@ -69,31 +62,28 @@ def fetched(url: str, settings: Mapping[str, str], seconds: float) -> bytes:
     opener.addheaders = [("User-Agent", "nanochat.ddp")]
     try:
         with opener.open(url, timeout=seconds) as response:
-            return bytes(response.read())
-    except http.client.HTTPException as why:
-        raise OSError(None, f"{type(why).__name__}: {why}", url) from why
-
-
-def folders(settings: Mapping[str, str]) -> list[str]:
-    """Folders and pages with further wheels."""
-    return settings.get("find-links", "").split()
+            return bool(response.read())
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
 
 
 def for_uv(settings: Mapping[str, str], more: Optional[str] = None) -> dict[str, str]:
     """The same as environment variables of uv; `more` is another index. What the user set for uv stands."""
     own = ("UV_DEFAULT_INDEX", "UV_FIND_LINKS", "UV_INSECURE_HOST", "UV_INDEX_STRATEGY")
-    # Every package is pinned by its digest, so that it does not matter which index has it.
-    wanted = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
-    given = indexes(settings, "")
-    if given and given[0]:
-        wanted["UV_DEFAULT_INDEX"] = given[0]
-    wanted["UV_INDEX"] = " ".join(_quoted(one) for one in [*given[1:], *([more] if given and more else [])])
-    wanted["UV_FIND_LINKS"] = ",".join(folders(settings))
-    wanted["UV_NO_INDEX"] = "" if given else "1"
-    wanted["UV_INSECURE_HOST"] = settings.get("trusted-host", "")
-    wanted["SSL_CERT_FILE"] = settings.get("cert", "")
-    proxy = settings.get("proxy", "")
-    wanted.update(HTTP_PROXY=proxy, HTTPS_PROXY=proxy)
+    has_index, proxy = settings.get("no-index", "").lower() in NO, settings.get("proxy", "")
+    further = [*settings.get("extra-index-url", "").split(), *([more] if more else [])]
+    wanted = {
+        # Every package is pinned by its digest, so that it does not matter which index has it.
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_DEFAULT_INDEX": settings.get("index-url", "") if has_index else "",
+        "UV_INDEX": " ".join(map(_quoted, further)) if has_index else "",
+        "UV_NO_INDEX": "" if has_index else "1",
+        "UV_FIND_LINKS": ",".join(settings.get("find-links", "").split()),
+        "UV_INSECURE_HOST": settings.get("trusted-host", ""),
+        "SSL_CERT_FILE": settings.get("cert", ""),
+        "HTTP_PROXY": proxy,
+        "HTTPS_PROXY": proxy,
+    }
     return {name: value for name, value in wanted.items() if value and (name not in own or not os.environ.get(name))}
 
 

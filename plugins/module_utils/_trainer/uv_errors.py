@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import re
 
-from .._kit.files import free_bytes
-from .._kit.words import bytes_text
-
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ANSWER_SECONDS = 4
 # What uv's output contains, the first that matches; the reason, for callers; and the sentence.
 EXPLAINED = (
-    (
-        "No space left on device|Disk quota exceeded",
-        "disk",
-        "the disk is full ({free} free); make room there, or give another folder (ddp_venv_dir)",
-    ),
+    ("No space left on device|Disk quota exceeded", "disk", "uv said: {words}"),
+    ("Hash mismatch", "other", "uv said: {words}"),
     (
         "Failed to install cpython|python-build-standalone",
         "python",
@@ -26,21 +20,10 @@ EXPLAINED = (
         "or set python-install-mirror in ~/.config/uv/uv.toml there to a mirror, or to file:///FOLDER; or install a newer Python",
     ),
     (
-        "(?i)certificate",
+        "(?i)certificate|failed to fetch|error sending request|failed to download|dns error|timed out",
         "network",
-        "the package index's certificate is not trusted there ({words}); set the right CA bundle in that user's pip.conf (cert = ...) or "
-        "set the clock right",
-    ),
-    (
-        "Hash mismatch",
-        "other",
-        "a package differs from the one in the trainer's lock ({words}); the index that has it is not to be trusted",
-    ),
-    (
-        "Failed to fetch|error sending request|Failed to download|dns error|timed out",
-        "network",
-        "no package index answers there ({words}); connect the host, set an index that it can reach in that user's pip.conf, or set "
-        "ddp_trainer_offline so that the controller fetches the packages for it",
+        "no package index answers there ({words}); connect the host, set an index that it can reach (or its cert) in that user's pip.conf, "
+        "or set ddp_trainer_offline so that the controller fetches the packages for it",
     ),
     (
         r"torch==\S*\+cpu",
@@ -49,7 +32,6 @@ EXPLAINED = (
         "index has none. Connect the host, set an index that has one in that user's pip.conf, or accept the CUDA build with "
         "`ddp_torch: 2.13.0+cuda`: about 3.0 GB to download and 8.0 GB of disk",
     ),
-    ("no version of", "requirement", "uv said: {words}"),
     ("", "other", "uv said: {words}"),
 )
 
@@ -67,7 +49,7 @@ def explain(text: str, who: str, folder: str, wheels: str) -> VenvError:
     found = next((reason, sentence) for pattern, reason, sentence in EXPLAINED if re.search(pattern, text))
     if wheels and found[0] not in ("disk", "python"):
         found = "wheels", f"the wheels in {wheels} are not those that the lock names ({{words}})"
-    told = found[1].format(free=bytes_text(free_bytes(folder)), words=last_line(text))
+    told = found[1].format(words=last_line(text))
     return VenvError(f"{who}: the packages could not be installed in {folder}: {told}", found[0])
 
 

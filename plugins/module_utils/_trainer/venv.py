@@ -22,19 +22,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Optional
 
 from .._contract.document import section
-from .._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
+from .._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK, VENV_MARK, VENV_STAMP, venv_kind
 from .._contract.versions import MADE_PYTHON, UV, VENV_BYTES
 from .._kit.bare import run
 from .._kit.files import Busy, free_bytes, locked, read_object, write_json, write_whole
 from .._kit.words import bytes_text
 from .files import TreeError, refuse_in_use
-from .pip_settings import fetched, for_uv, pip_settings
+from .pip_settings import answers, for_uv, pip_settings
 from .uv_errors import ANSWER_SECONDS, CPU_INDEX, VenvError, explain, last_line
 
-STAMP = ".nanochat-ddp.json"
-MARK = ".nanochat-ddp.building"
 OLDEST_PYTHON = (3, 10)
 LOCK_SECONDS = 1800  # how long another build of the same environment is waited for
+# Imports whatever these packages install.
+IMPORTS = """
+import importlib.metadata, re, sys
+wanted = set(sys.argv[1:])
+for module, packages in importlib.metadata.packages_distributions().items():
+    names = {re.sub("[-_.]+", "-", name).lower() for name in packages}
+    if wanted & names and module.isidentifier() and not module.startswith("_"):
+        importlib.import_module(module)
+"""
 ASK_PYTHON = "import json, platform, sys; print(json.dumps([*sys.version_info[:2], platform.machine()]))"
 
 
@@ -59,7 +66,7 @@ def trainer_venv(
     try:
         tags = venv.tags
         # Somebody else's environment is only read, and its folder may not be writable for a lock.
-        with contextlib.nullcontext() if check or venv.owner() == "foreign" else building(venv.path, host):
+        with contextlib.nullcontext() if check or venv_kind(venv.path) == "foreign" else building(venv.path, host):
             return {"venv": venv.path, "python_version": tags["python"], "tags": tags, **present(venv, check)}
     except VenvError as why:
         return {"failed": True, "msg": str(why), "reason": why.reason, "tags": tags}
@@ -91,7 +98,7 @@ def present(venv: Venv, check: bool) -> dict[str, object]:
 def remove_venv(path: str, host: str, check: bool) -> bool:
     """Remove an environment with all that was kept beside it, or tell whether it would be; not what only has its path."""
     venv = Venv(host, path)
-    if venv.owner() != "ours":
+    if venv_kind(path) != "ours":
         return False
     venv.refuse()
     if not check:
@@ -125,7 +132,7 @@ class Venv:
         default_factory=dict
     )  # what the trainer imports, with the lock's versions
     lock: str = ""  # its text, in uv's format; only needed to install
-    wheels: str = ""  # a folder of wheels, or of such folders
+    wheels: str = ""  # a folder with one of wheels for each kind of host
     offline: bool = False  # only from there
 
     @property
@@ -177,21 +184,12 @@ class Venv:
 
     def stamp(self) -> dict[str, object]:
         """The stamp of the environment; empty if it was never finished."""
-        return read_object(os.path.join(self.path, STAMP))
-
-    def owner(self) -> str:
-        """Whose the folder is: nobody's, ours (also half-built), foreign (somebody else's environment), or occupied by something else."""
-        if not os.path.lexists(self.path):
-            return "nobody"
-        names = os.listdir(self.path) if os.path.isdir(self.path) else ["a file"]
-        if STAMP in names or MARK in names or not names:
-            return "ours"
-        return "foreign" if "pyvenv.cfg" in names else "occupied"
+        return read_object(os.path.join(self.path, VENV_STAMP))
 
     def is_ready(self) -> bool:
         """Whether it can be used as it is: ours, from this lock and Python, or somebody else's with the packages."""
         is_right = self.has_its_python() and self.stamp().get("digest") == self.digest
-        return (is_right or self.owner() == "foreign") and not self.lacking()
+        return (is_right or venv_kind(self.path) == "foreign") and not self.lacking()
 
     def has_its_python(self) -> bool:
         """Whether it was finished, and has the Python that is wanted still."""
@@ -216,16 +214,13 @@ class Venv:
 
     def refuse(self) -> None:
         """Refuse to change what is not ours, and what a training uses."""
-        owner = self.owner()
-        if owner == "occupied":
-            told = "exists and is not a virtual environment, so it was not touched; give another folder (ddp_venv_dir)"
-            raise VenvError(f"{self.host}: {self.path} {told}", owner)
-        if owner == "foreign":
-            told = (
-                f"is a virtual environment that this collection did not create, so it is not changed, but it lacks "
-                f"{', '.join(self.lacking())}; install that there, or give another folder (ddp_venv_dir)"
-            )
-            raise VenvError(f"{self.host}: {self.path} {told}", "occupied")
+        told = {
+            "occupied": "exists and is not a virtual environment, so it was not touched;",
+            "foreign": "is a virtual environment that this collection did not create, so it is not changed, but it lacks "
+            f"{', '.join(self.lacking())}; install that there, or",
+        }.get(venv_kind(self.path))
+        if told:
+            raise VenvError(f"{self.host}: {self.path} {told} give another folder (ddp_venv_dir)", "occupied")
         try:
             refuse_in_use(self.path)
         except TreeError as why:
@@ -239,9 +234,9 @@ class Venv:
         if fresh:
             self.discard()
         os.makedirs(self.path, exist_ok=True)
-        write_whole(os.path.join(self.path, MARK), f"{os.getpid()}\n")
+        write_whole(os.path.join(self.path, VENV_MARK), f"{os.getpid()}\n")
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.path, STAMP))
+            os.unlink(os.path.join(self.path, VENV_STAMP))
         if self.makes_python:
             self._make_python()
         if fresh:
@@ -249,9 +244,13 @@ class Venv:
         self._install()
         if lacking := self.lacking():
             raise VenvError(f"{self.host}: uv reported success, but {self.path} lacks {', '.join(lacking)}")
+        code, out, err = run([self.python, "-I", "-c", IMPORTS, *self.pins])
+        if code != 0:
+            told = f"the trainer would not start with {self.path}: {last_line(err or out)}"
+            raise VenvError(f"{self.host}: {told}. Remove it, and run --tags trainer again")
         stamp = {"digest": self.digest, "python": self.minor, "packages": self.packages()}
-        write_json(os.path.join(self.path, STAMP), stamp)
-        os.unlink(os.path.join(self.path, MARK))
+        write_json(os.path.join(self.path, VENV_STAMP), stamp)
+        os.unlink(os.path.join(self.path, VENV_MARK))
         # Kept after a broken attempt only, so that the next one continues from there.
         shutil.rmtree(self.cache, ignore_errors=True)
 
@@ -286,16 +285,13 @@ class Venv:
         """Exactly the lock's packages, from the indexes of this machine or a folder of wheels."""
         settings, folder = pip_settings(), ""
         if self.offline:
-            folders = (os.path.join(self.wheels, self.tags["kind"]), self.wheels)
-            folder = next((one for one in folders if os.path.isdir(one)), "")
-            if not folder:
-                told = f"the wheel folder {self.wheels or '(none given)'} does not exist"
-                raise VenvError(
-                    f"{self.host}: packages must be installed without a package index, but {told}", "network"
-                )
+            folder = os.path.join(self.wheels, self.tags["kind"])
+            if not os.path.isdir(folder):
+                told = f"packages must be installed without a package index, but {folder} does not exist"
+                raise VenvError(f"{self.host}: {told}", "network")
             environ = {"UV_OFFLINE": "1", "UV_NO_INDEX": "1", "UV_FIND_LINKS": folder}
         else:
-            wants_cpu_index = "+cpu" in self.lock and answers(CPU_INDEX, settings)
+            wants_cpu_index = "+cpu" in self.lock and answers(f"{CPU_INDEX}/torch/", settings, ANSWER_SECONDS)
             environ = for_uv(settings, CPU_INDEX if wants_cpu_index else None)
         lock = os.path.join(self.path, "requirements.lock")
         # "==2.13.0" is also met by 2.13.0+cpu, whose digests are in the other lock.
@@ -316,14 +312,6 @@ class Venv:
         code, out, err = run([self.uv, *argv], given)
         if code != 0:
             raise explain(f"{err}\n{out}", self.host, self.path, wheels)
-
-
-def answers(url: str, settings: Mapping[str, str]) -> bool:
-    """Whether an index lists torch."""
-    try:
-        return bool(fetched(f"{url}/torch/", settings, ANSWER_SECONDS))
-    except (OSError, ValueError):
-        return False
 
 
 def check_room(folder: str, need: int, host: str) -> None:

@@ -30,8 +30,8 @@ def sources(src: str) -> dict[str, bytes]:
         tree = files.read_tree(str(folder))
     except files.TreeError as why:
         raise AnsibleActionFail(str(why)) from why
-    if not tree:
-        raise AnsibleActionFail(f"there are no files to copy, since {folder} is empty")
+    if "scripts/base_train.py" not in tree:
+        raise AnsibleActionFail(f"{folder} on the controller is no trainer: it has no scripts/base_train.py")
     return tree
 
 

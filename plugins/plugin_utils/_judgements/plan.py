@@ -81,6 +81,9 @@ def make_plan(
     # Drawn here, because planning must be deterministic.
     drawn = {"id": training["id"] or secrets.token_hex(8), "begun": training["begun"] or int(time.time())}
     tools = os.path.basename(plan["nodes"][0]["tools_dir"])
+    rows = {node["host"]: node["rows"] for node in plan["nodes"]}
+    shares = ", ".join(f"{host} {share}" for host, share in rows.items())
+    unequal = f"rows by measured speed: {shares} (`ddp_batch_split: equal` gives all hosts the same)"
     return {
         "changed": keep(file, told, "The plan", check=call.check),
         **told,
@@ -89,6 +92,7 @@ def make_plan(
         "training": {**training, **drawn},
         "so_far": so_far(plan["digest"], probes, bool(outcome.controller["fresh"]), tools),
         "text": whole,
+        "show": unequal if measured and len(set(rows.values())) > 1 else "",
     }
 
 

@@ -44,16 +44,16 @@ FIREWALL = "__network_firewall"
 Seen = Mapping[str, Mapping[str, Mapping[str, Any]]]  # host -> piece -> result
 
 
-def judge_links(call: Call, plan: Plan) -> dict[str, object]:
-    """Whether all connections are open, and nobody else holds the rendezvous port; and the hosts that a peer did not reach."""
+def judge_links(call: Call, plan: Plan, rates: bool) -> dict[str, object]:
+    """Whether all connections are open, and nobody else holds the rendezvous port; whether these are measured, too; and the ways to each
+    host."""
     seen = seen_on_hosts(call, plan)
     links = {host: {"links": pieces.get("links", {}).get("links") or []} for host, pieces in seen.items()}
     closed = any(closed_ports(link) for tried in links.values() for link in tried["links"])
     held = any(pieces.get("answering", {}).get("is_held") for pieces in seen.values())
-    return {
-        "open": not closed and not held,
-        "unreached": [host for host in seen if ways_to(plan, links, host)["unreached"]],
-    }
+    hostvars, is_open = call.variables["hostvars"], not closed and not held
+    ways = {host: ways_to(plan, links, host, hostvars[host].get(FIREWALL)) for host in seen}
+    return {"open": is_open, "measured": is_open and rates, "ways": ways}
 
 
 def judge_preflight(
@@ -214,7 +214,7 @@ def unbuilt(evidence: PreflightEvidence, seen: Seen) -> list[Finding]:
 
 def links_of(evidence: PreflightEvidence) -> list[dict[str, object]]:
     """Every measured direction, for programs."""
-    keys = ("nic", "latency_ms", "bandwidth_mbit", "mtu")
+    keys = ("nic", "latency_ms", "bandwidth_mbit")
     return [
         {"host": host, "peer": link["host"], **{key: link.get(key) for key in keys}} for host, link in evidence.links()
     ]
@@ -229,11 +229,10 @@ def links_text(evidence: PreflightEvidence) -> str:
             ports_text(link),
             number(link["latency_ms"], "ms", 2),
             number(link["bandwidth_mbit"], "Mbit/s", 0),
-            str(link["mtu"] or DASH),
         ]
         for host, link in evidence.links()
     ]
-    return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
+    return "\n".join(table(["link", "nic", "ports", "round trip", "rate"], rows)) if rows else ""
 
 
 def ports_text(link: LinkTry) -> str:

@@ -15,7 +15,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     Digests,
     Manifest,
     data_files,
-    links_of_run,
+    link_exactly,
+    run_path,
     save_manifest,
 )
 
@@ -50,7 +51,7 @@ def make_ready(data_dir: str, run_dir: str) -> None:
     """A data set in the store, and its links in a run."""
     manifest = Manifest.read(describe(fill(Path(data_dir))))
     save_manifest(data_dir, manifest)
-    links_of_run(data_dir, run_dir, manifest.files).apply()
+    link_exactly(run_dir, {run_path(one.path): f"{data_dir}/{one.path}" for one in manifest.files}, [])
 
 
 def server_settings(folder: Path, manifest: dict | None = None, **changes) -> shard_server.ServerSettings:

@@ -279,7 +279,7 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
                 __preflight_step=step,
             )
         judged: Any = SimpleNamespace(variables={"hostvars": hostvars}, check=True)
-        preflight.judge_links(judged, plan)
+        preflight.judge_links(judged, plan, rates=True)
         found: dict[str, Any] = preflight.judge_preflight(judged, plan, show="none", rehearsal=True)
         json.dumps(found, allow_nan=False)
         refused = [one for one in found["findings"] if "sent an invalid answer" in one["seen"]]

@@ -11,10 +11,7 @@ NODES = [
     for number, (host, nic) in enumerate({"a": "eth0", "b": "wlp2s0", "c": "eth0", "d": "eth0"}.items(), 1)
 ]
 SERVERS = {node["host"]: {"server": {"host": "x", "address": "198.51.100.1", "port": 40000}} for node in NODES}
-LINK = {
-    "address": "192.0.2.9", "ports": [], "latency_ms": 1.0, "duplex_mbit": None, "mtu": 1500, "full_size": None,
-    "passing_size": None, "error": "", "nic": None, "gateway": None,
-}  # fmt: skip
+LINK = {"address": "192.0.2.9", "ports": [], "latency_ms": 1.0, "error": "", "nic": None}
 
 
 def links(*rates: float) -> dict:

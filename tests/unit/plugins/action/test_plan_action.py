@@ -89,6 +89,15 @@ def test_a_variable_that_cannot_be_worked_out_is_named(run):
     assert problem["seen"] == "ddp_run of desktop cannot be evaluated: 'nothing' is undefined"
 
 
+def test_unequal_rows_are_told_once_they_follow_measured_speeds(run):
+    measured = {
+        name: {"measured": {"tokens_per_second": speed}} for name, speed in {"desktop": 900.0, "laptop": 300.0}.items()
+    }
+    assert run({"hosts": BOTH}, variables())["show"] == ""
+    told = run({"hosts": BOTH, "measured": measured}, variables())["show"]
+    assert told.startswith("rows by measured speed: desktop 3, laptop 1 (`ddp_batch_split: equal`")
+
+
 def test_the_plan_is_kept_in_a_file(run, tmp_path):
     file = tmp_path / "deep" / "plan.json"
     assert run({"hosts": BOTH, "file": str(file)}, variables(), check=True)["changed"] is True

@@ -72,8 +72,3 @@ def test_what_went_is_ignored_if_it_asks_for_nothing_else_and_refused_with_what_
         assert resolve([("desktop", {name: one})]).run == resolve([("desktop", {})]).run
     (problem,) = refusal({name: value}, {name: value})
     assert problem.startswith(name) and "on every host" in problem and said in problem
-
-
-def test_field_09_hosts_that_differ_in_a_setting_of_the_run_are_refused():
-    (problem,) = refusal({}, {"ddp_sync": "bf16"})
-    assert 'ddp_sync is not set on desktop but "bf16" on laptop' in problem

@@ -30,8 +30,6 @@ def nic(
         "kind": kind,
         "up": up,
         "speed_mbit": speed,
-        "mtu": 1500,
-        "mac": "02:00:00:00:00:01",
         "enslaved": False,
         "ipv4": [address] if address and ":" not in address else [],
         "ipv6": [address] if address and ":" in address else [],

@@ -9,7 +9,6 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import PORT_CHECK
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import other_training, port_held
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     GIGA,
     codes,
@@ -75,17 +74,6 @@ def test_a_host_without_a_compiler_is_named_where_kernels_are_wanted() -> None:
     assert ("no-compiler", "laptop") in codes(make_plan(hosts(two=bare)))
     assert ("no-compiler", "desktop, laptop") in codes(make_plan(hosts(one=bare, two=bare)))
     assert not findings_with(make_plan(hosts({"ddp_kernels": "torch"}, two=bare)), "no-compiler")
-
-
-def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
-    known = hosts(one={"disk": {**desktop()["disk"], "free": 0}})
-    known[1].update(probe=None, error="ssh: connect to host 192.168.1.11 port 22: No route to host")
-    (said,) = [problem for problem in refusal(known) if problem.startswith("laptop cannot be examined (ssh: connect")]
-    assert "Or leave it out for now: -e target=desktop;" in said
-    outcome = make_plan(known, tolerant=True)
-    assert [entry["session"] for entry in outcome.plan["nodes"]] == ["nanochat-d4-rank0", "nanochat-d4-rank1"]
-    assert {found["code"] for found in outcome.findings} == {"host-down", "disk-short"}
-    assert render(outcome.plan)
 
 
 # Processes of others

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import run_folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
     controller_questions,
     questions,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as host_facts
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import sources
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import venv as venv_utils
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     hosts,
     laptop,
@@ -104,11 +103,11 @@ def test_where_something_can_be_written(tmp_path):
 
 
 def test_what_is_at_the_place_of_the_environment(tmp_path):
-    files = {"ours": venv_utils.STAMP, "half": venv_utils.MARK, "foreign": "pyvenv.cfg", "other": "x"}
+    files = {"ours": run_folder.VENV_STAMP, "half": run_folder.VENV_MARK, "foreign": "pyvenv.cfg", "other": "x"}
     for name, file in files.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text("{}")
-    kinds = [host_facts.venv_kind(str(tmp_path / name)) for name in (*files, "none")]
+    kinds = [run_folder.venv_kind(str(tmp_path / name)) for name in (*files, "none")]
     assert kinds == ["ours", "ours", "foreign", "occupied", "absent"]
 
 

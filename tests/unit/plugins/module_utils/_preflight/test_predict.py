@@ -142,6 +142,18 @@ def test_field_16_a_link_that_does_not_pay_is_told_with_the_host_to_train_on():
     assert "not-worth-it" not in advised(document, each, link)
 
 
+@pytest.mark.parametrize(
+    ("mbit", "sync", "batch"),
+    [(9400.0, "exact", None), (940.0, "exact", 8192), (10.0, "int4", 1048576), (0.01, "int4", None)],
+)
+def test_the_batch_that_hides_the_transfers_of_a_slow_link_is_named(mbit, sync, batch):
+    document, each = plan(sync=sync), speeds(0.5, 0.5)
+    predicted = predict.outlook(document, each, lambda hosts: Link(mbit, 1.0))
+    assert predicted["batch"] == batch
+    told = f"too slow to hide what a step of 2048 tokens sends; ddp_total_batch {batch} would"
+    assert (told in predict.prediction_text(document, predicted)) is bool(batch)
+
+
 def rated(mbit: float | None, latency: float | None = 0.2) -> dict[str, Any]:
     """A measured direction of a link."""
     return {"bandwidth_mbit": mbit, "latency_ms": latency}

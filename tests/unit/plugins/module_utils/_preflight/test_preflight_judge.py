@@ -31,8 +31,6 @@ def link(host: str, peer: str, closed: str = "", **changes: Any) -> dict[str, An
         "ports": [port(29500), port(32768, closed), port(60999, closed)],
         "latency_ms": 0.2,
         "bandwidth_mbit": 930.0,
-        "mtu": 1500,
-        "passing_size": None,
         "nic": CARD[host],
         "error": "",
     }
@@ -75,34 +73,15 @@ BLOCKED = {"desktop": {"links": [link("desktop", "laptop", "dropped")]}}
 # Ports and firewalls
 
 
-BY_HAND = "On laptop: sudo ufw prepend allow x"
 FOREIGN = {"commands": [], "backend": "none", "foreign": ["iptables chain f2b-x"]}
-NONE = {"backend": "none", "commands": []}
 OPENED = {"commands": [], "rules": ["tcp from 192.168.1.10 to port 29500"]}
 
 
-@pytest.mark.parametrize(
-    ("firewall", "manage", "more", "kind", "seen", "remedy"),
-    [
-        # field_01: dropped data ports; still closed when it was to be open, or nobody is to open it, they are for the owner
-        ({}, True, {}, "port-blocked error", "on port 32768, 60999: no answer (dropped); ufw is active on laptop", BY_HAND),
-        ({}, False, {"before_network": True}, "port-blocked error", "", BY_HAND),
-        # field_02: without sudo the owner gets the commands
-        ({"needs_root": True}, True, {"before_network": True}, "no-sudo error", "we are not root there",
-         "Add -K (--ask-become-pass) if the user's password allows sudo; otherwise its owner can open them on laptop: "
-         "sudo ufw prepend allow x"),
-        # field_30: another program's rule
-        (FOREIGN, True, {}, "port-blocked error", "on laptop, which were left alone, can drop packets: iptables chain f2b-x", None),
-        # It was opened, and that did not help; or nothing there can drop it.
-        (OPENED, True, {}, "port-blocked error", "ufw on laptop lets it in, so an outgoing rule of desktop or a router", None),
-        (NONE, True, {"two": {"sudo": "passwordless"}}, "port-blocked error", "laptop can drop it, so check the network between", None),
-    ],
-)  # fmt: skip
-def test_a_closed_port_names_direction_ports_firewall_and_remedy(firewall, manage, more, kind, seen, remedy):
-    known = evidence(tried=BLOCKED, firewalls={"laptop": {**WALL, **firewall}}, **more)
-    one = only(known._replace(plan={**known.plan, "manage_firewall": manage}))
-    assert (f"{one['code']} {one['severity']}", one["host"], one["peer"]) == (kind, "laptop", "desktop")
-    assert seen in one["seen"] and remedy in (one["remedy"], None)
+def test_field_01_a_port_that_stays_closed_is_for_the_owner_or_something_else_stops_its_packets():
+    one = only(evidence(tried=BLOCKED, firewalls={"laptop": WALL}))
+    assert (one["code"], one["remedy"]) == ("port-blocked", "On laptop: sudo ufw prepend allow x")
+    one = only(evidence(tried=BLOCKED, firewalls={"laptop": {**WALL, **OPENED}}))
+    assert "ufw on laptop lets it in, so an outgoing rule of desktop or a router" in one["seen"]
 
 
 def test_field_02_without_sudo_an_open_way_is_no_finding():
@@ -162,15 +141,6 @@ def test_field_06_a_port_that_only_the_test_finds_taken_is_told_unless_the_run_h
     assert judge.judge(evidence({"run": run}, tried=tried)) == []
 
 
-def orphan(user: str = "lzw") -> dict[str, Any]:
-    return {"pid": 99, "user": user, "command": "scripts.base_train", "session": "old", "age": 9, "parent": 1}
-
-
-def test_field_06_orphans_of_an_earlier_run_are_told_once():
-    one = only(evidence({"processes": [orphan()]}))
-    assert (one["code"], one["host"]) == ("stale-ranks", "desktop")
-
-
 # Hosts that do not fit
 
 
@@ -192,12 +162,6 @@ WIDE = {"nofile": 1024, "nproc": 4096, "address_space": 1 << 40, "file_size": 1 
 )
 def test_limits_of_a_user(change, codes):
     assert [one["code"] for one in judge.judge(evidence(change))] == codes
-
-
-def test_field_12_a_host_that_is_down_is_a_finding_among_others():
-    known = evidence()
-    [down, *others] = judge.judge(known._replace(probes={**known.probes, "laptop": {}}, gloo={}))
-    assert (down["code"], down["host"]) == ("host-down", "laptop") and not others
 
 
 def test_field_09_a_build_for_cuda_computes_the_same_on_cpus():

@@ -28,9 +28,10 @@ def path(tmp_path):
 @pytest.fixture
 def uv(path, monkeypatch):
     monkeypatch.setattr(venv, "VENV_BYTES", 0)
+    monkeypatch.setattr(venv, "IMPORTS", "")
     # The Python of the tests stands for the host's, whichever it is.
     monkeypatch.setattr(venv, "OLDEST_PYTHON", (3, 9))
-    monkeypatch.setattr(venv, "answers", lambda url, settings: False)
+    monkeypatch.setattr(venv, "answers", lambda *asked: False)
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -97,15 +98,19 @@ WHO = "worker: the packages could not be installed in "
         ),
         (
             "error: No solution found\n  cause: Because there is no version of tiny==1.0 and you require tiny==1.0",
-            "requirement",
+            "other",
             "uv said: No solution found: Because there is no version of tiny==1.0",
         ),
-        ("error: x\n  cause: invalid peer certificate: UnknownIssuer", "network", "certificate is not trusted there"),
-        ("error: x\n  cause: No space left on device (os error 28)", "disk", "the disk is full"),
+        (
+            "error: x\n  cause: invalid peer certificate: UnknownIssuer",
+            "network",
+            "no package index answers there (x: invalid",
+        ),
+        ("error: x\n  cause: No space left on device (os error 28)", "disk", "uv said: x: No space left on device"),
         (
             "error: Failed to download `torch`\n  cause: Hash mismatch for `torch`",
             "other",
-            "differs from the one in the trainer's lock",
+            "uv said: Failed to download `torch`: Hash mismatch for `torch`",
         ),
         ("something else", "other", "uv said: something else"),
     ],
@@ -122,7 +127,7 @@ def test_field_37_uv_s_words_become_one_sentence(make, uv, path, words, reason, 
 
 def test_environment_of_somebody_else_is_used_but_not_changed(make, uv, path):
     make()
-    (path / venv.STAMP).unlink()
+    (path / venv.VENV_STAMP).unlink()
     before = len(uv.calls)
 
     assert not make()["changed"]
@@ -169,7 +174,7 @@ def test_what_pip_is_configured_with_is_handed_to_uv(make, uv, tmp_path, monkeyp
 
 @pytest.mark.parametrize(("lock", "asked"), [(TORCH, venv.CPU_INDEX), ({**TORCH, "lock": "torch==2.13.0\n"}, "")])
 def test_torch_s_index_is_added_for_a_cpu_build_where_it_answers(make, uv, monkeypatch, lock, asked):
-    monkeypatch.setattr(venv, "answers", lambda url, settings: True)
+    monkeypatch.setattr(venv, "answers", lambda *asked: True)
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
     make(**lock)
     assert uv.installs[0]["environ"].get("UV_INDEX", "") == asked
@@ -193,7 +198,7 @@ def test_a_venv_that_was_changed_by_hand_heals(make, path, tmp_path):
     assert make()["changed"] and make()["torch"] == "2.13.0+cpu"
     (path / "bin/python").unlink()
     assert make()["changed"]
-    assert path.is_symlink() and (tmp_path / "big-disk" / venv.STAMP).exists()
+    assert path.is_symlink() and (tmp_path / "big-disk" / venv.VENV_STAMP).exists()
 
 
 @pytest.mark.parametrize("state", ["present", "absent"])
@@ -226,7 +231,7 @@ def test_a_venv_is_not_changed_under_a_run_that_uses_it(make, path, monkeypatch)
         assert "process 7" in failed["msg"]
     with pytest.raises(VenvError, match="process 7"):
         remove_venv(str(path), "worker", False)
-    assert (path / venv.STAMP).exists()
+    assert (path / venv.VENV_STAMP).exists()
 
 
 def test_a_python_is_made_once_where_none_is_new_enough(make, uv, tmp_path, monkeypatch):
