@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
 import pytest
 from ansible_collections.nanochat.ddp.tests.integration.lan import WALL, Lan
 
@@ -38,8 +41,8 @@ table inet f2b-table {
 """
 
 
-def network(lan: Lan, code: int = 0) -> str:
-    done = lan.playbook("nanochat.ddp.train", "--tags", "network")
+def network(lan: Lan, code: int = 0, **settings: object) -> str:
+    done = lan.playbook("nanochat.ddp.train", "--tags", "network", **settings)
     assert (done.returncode != 0) == bool(code), done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     return " ".join(done.stdout.split())
@@ -49,16 +52,26 @@ def rules(lan: Lan) -> list[str]:
     return [lan.run(number, "nft", "list", "ruleset") for number in (0, 1)]
 
 
-def test_what_is_closed_is_opened_and_what_is_open_is_left_alone(lan):
+def test_what_is_closed_is_opened_and_what_is_open_is_left_alone_by_who_is_root_anyway(lan, tmp_path):
+    """`sudo` logs its callers here; the user is root, so no task may call it."""
+    log, sudo = tmp_path / "asked", tmp_path / "sudo"
+    sudo.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit 1\n')
+    sudo.chmod(0o755)
+    settings = {"ansible_become_exe": str(sudo), "ansible_become": True}
     lan.run(0, "nft", "-f", "-", text=LETS_IN)
     lan.run(1, "nft", "-f", "-", text=WALL)
     before = rules(lan)
-    network(lan)
+    told = network(lan, **settings)
     opened = rules(lan)
     assert opened[0] == before[0], "h0 let its peer in before"
     assert "ip saddr 10.9.0.1 tcp dport 32768-60999 accept" in opened[1]
-    assert network(lan).count("changed=0") == 2
+    kept = shutil.which("systemctl") and not subprocess.call(["systemctl", "-q", "is-enabled", "nftables"])
+    assert ("Then `train.yml --tags restart` opens the ports again." in told) is not bool(kept)
+    assert network(lan, **settings).count("changed=0") == 2
     assert rules(lan) == opened
+    done = lan.playbook("nanochat.ddp.reset", **settings)
+    assert done.returncode == 0 and rules(lan) == before, done.stdout
+    assert not log.exists(), log.read_text()
 
 
 @pytest.mark.parametrize(
