@@ -120,7 +120,6 @@ def test_collect_brings_what_is_there_and_names_who_is_missing(hosts: Hosts) -> 
     [
         ("join", ["-e", "target=desktop"], "runs/d4/plan.json is missing or damaged; start it with ddp_restarts by train.yml"),
         ("doctor", [], "No host that answers has a run d4 with its plan (plan.json, undamaged) below its base folder"),
-        ("chat", ["-e", "prompt=Hello"], "runs/d4/plan.json is missing or damaged, and it says how the trainer is started; train.yml"),
     ],
 )  # fmt: skip
 def test_a_damaged_plan_is_named_by_what_needs_it(hosts: Hosts, name: str, words: list[str], told: str) -> None:
