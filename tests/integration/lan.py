@@ -12,7 +12,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -138,10 +137,3 @@ class Lan:
         done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
         return done.stdout
-
-
-def json_of(output: str) -> dict[str, Any]:
-    """The JSON document that a playbook printed among its other output."""
-    match = re.search(r"^\{\n.*?^\}$", output, re.S | re.M)
-    assert match, output
-    return dict(json.loads(match.group(0)))
