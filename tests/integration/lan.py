@@ -25,16 +25,6 @@ from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansib
 
 COLLECTIONS = ROOT / ".ansible" / "collections"
 SAVED_RULES = Path("/etc/nftables.conf")
-# Rules of a host's owner, who lets nobody in.
-WALL = """
-table inet owner {
-  chain input {
-    type filter hook input priority filter; policy drop;
-    iif lo accept
-    ct state established,related accept
-  }
-}
-"""
 
 
 @functools.cache

@@ -1,10 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reset closes the ports and nothing else."""
+"""The network step between hosts with real firewalls opens what trying finds closed, keeps what helps and takes back the rest; reset closes
+the ports and nothing else."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -13,31 +16,51 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deployment im
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.integration.lan import Lan
 
+# Rules of a host's owner, who lets nobody in.
 WALL = """
 table inet owner {
   chain input {
     type filter hook input priority filter; policy drop;
+    iif lo accept
     ct state established,related accept
   }
 }
-table inet f2b-table {
-  set addr-set-sshd {
-    type ipv4_addr
-    elements = { 203.0.113.7 }
+"""
+# Lets the peers in, and could drop: only trying tells.
+LETS_IN = """
+table inet owner {
+  chain input {
+    type filter hook input priority filter; policy drop;
+    iif lo accept
+    ct state established,related accept
+    ip saddr 10.9.0.0/24 tcp dport 29500-60999 accept
   }
+}
+"""
+# A router, or the peer's own rules, would do the same: no rule of the listening host helps.
+NOTHING_LEAVES = """
+table inet owner_out {
+  chain output {
+    type filter hook output priority filter; policy accept;
+    ip daddr 10.9.0.2 tcp dport 29500-60999 drop
+  }
+}
+"""
+BAN = """
+table inet f2b-table {
   chain f2b-chain {
     type filter hook input priority filter - 1; policy accept;
-    tcp dport 22 ip saddr @addr-set-sshd reject
+    ip saddr 10.9.0.1 reject
   }
 }
 """
 
 
-@pytest.fixture
-def lan(lan):
-    for number in (0, 1):
-        lan.run(number, "nft", "-f", "-", text=WALL)
-    return lan
+def network(lan: Lan, code: int = 0, **settings: object) -> str:
+    done = lan.playbook("nanochat.ddp.train", "--tags", "network", **settings)
+    assert (done.returncode != 0) == bool(code), done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return " ".join(done.stdout.split())
 
 
 def rules(lan: Lan) -> list[str]:
@@ -52,8 +75,8 @@ def opened(lan: Lan, number: int = 0) -> set[str]:
     return {line.split("nanochat.ddp:")[1].split('"')[0] for line in text.splitlines() if "nanochat.ddp:" in line}
 
 
-def reset(lan: Lan, *words: str) -> str:
-    done = lan.playbook("nanochat.ddp.reset", *words)
+def reset(lan: Lan, *words: str, **settings: object) -> str:
+    done = lan.playbook("nanochat.ddp.reset", *words, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -65,7 +88,47 @@ def open_ports(lan: Lan, *runs: str) -> None:
             lan.module(number, "peer_firewall", name=run, peers=[f"10.9.0.{2 - number}"], ports=["29500"])
 
 
+def test_what_is_closed_is_opened_and_what_is_open_is_left_alone_by_who_is_root_anyway(lan, tmp_path):
+    """`sudo` logs its callers here; the user is root, so no task may call it."""
+    log, sudo = tmp_path / "asked", tmp_path / "sudo"
+    sudo.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit 1\n')
+    sudo.chmod(0o755)
+    settings = {"ansible_become_exe": str(sudo), "ansible_become": True}
+    lan.run(0, "nft", "-f", "-", text=LETS_IN)
+    lan.run(1, "nft", "-f", "-", text=WALL)
+    before = rules(lan)
+    told = network(lan, **settings)
+    opened = rules(lan)
+    assert opened[0] == before[0], "h0 let its peer in before"
+    assert "ip saddr 10.9.0.1 tcp dport 32768-60999 accept" in opened[1]
+    kept = shutil.which("systemctl") and not subprocess.call(["systemctl", "-q", "is-enabled", "nftables"])
+    assert ("Then `train.yml --tags restart` opens the ports again." in told) is not bool(kept)
+    assert network(lan, **settings).count("changed=0") == 2
+    assert rules(lan) == opened
+    reset(lan, **settings)
+    assert rules(lan) == before
+    assert not log.exists(), log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "cause"),
+    [
+        pytest.param(0, NOTHING_LEAVES, "h1 lets it in; an outgoing", id="output"),
+        pytest.param(1, BAN, "can drop packets: nft chain inet f2b-table f2b-chain", id="another program", marks=pytest.mark.long),
+    ],
+)  # fmt: skip
+def test_a_rule_that_does_not_help_is_taken_back_and_the_cause_named(lan, number, text, cause):
+    lan.run(1, "nft", "-f", "-", text=WALL)
+    lan.run(number, "nft", "-f", "-", text=text)
+    before = rules(lan)
+    told = network(lan, code=2)
+    assert "h0 cannot connect to h1 (10.9.0.2) on port " in told and cause in told
+    assert rules(lan) == before
+
+
 def test_field_29_reset_closes_what_earlier_runs_opened_and_not_what_a_live_one_needs(lan, tmp_path):
+    for number in (0, 1):
+        lan.run(number, "nft", "-f", "-", text=WALL + BAN)
     before = rules(lan)
     open_ports(lan, "early", "late", "other")
     assert opened(lan) == {"early", "late", "other"}
@@ -92,6 +155,8 @@ def test_field_29_reset_closes_what_earlier_runs_opened_and_not_what_a_live_one_
 
 
 def test_field_29_a_reset_of_one_host_closes_all_its_ports_and_names_who_else_took_part(lan, tmp_path):
+    for number in (0, 1):
+        lan.run(number, "nft", "-f", "-", text=WALL)
     open_ports(lan, "early", "late")
     plan = fake_run.plan_for([tmp_path / host / "runs/late" for host in ("h0", "h1")], 10, "late")
     for node, host in zip(plan["nodes"], ("h0", "h1"), strict=True):
