@@ -30,11 +30,6 @@ COLLECTIONS=$ROOT/.ansible/collections
 step "mypy: trainer"
 # From its own folder, in which the trainer is found when it runs.
 (cd trainer && "$TRAINER_VENV/bin/python" -m mypy --config-file ../pyproject.toml nanochat scripts)
-# Its tests: functions that they call exist and take their arguments; else a call that cannot work may look like a refused one.
-loose=$(printf -- '--disable-error-code=%s ' arg-type assignment attr-defined comparison-overlap import-not-found index list-item no-any-return \
-  no-untyped-def operator type-arg union-attr unused-ignore var-annotated)
-# shellcheck disable=SC2086
-(cd trainer && MYPYPATH=$ROOT/tests/trainer "$TRAINER_VENV/bin/python" -m mypy --config-file ../pyproject.toml $loose ../tests/trainer/*.py)
 
 step "mypy: tests, benches and tools"
 # Fakes and plain dicts stand in for the collection's types; the trainer's tests do without.

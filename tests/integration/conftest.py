@@ -1,26 +1,15 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures of several tests: modules run as in the unit tests, but against the real tools; stand-ins for ranks; hosts in namespaces."""
+"""Fixtures of several tests: modules run as in the unit tests, but against the real tools; hosts in namespaces."""
 
 from __future__ import annotations
 
 import pytest
 from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, can_make_namespaces
-from ansible_collections.nanochat.ddp.tests.integration.stage import start_ranks
 from ansible_collections.nanochat.ddp.tests.unit.conftest import call, run_module, warnings
 
 __all__ = ["call", "run_module", "warnings"]
-
-
-@pytest.fixture
-def ranks(stage):
-    """`ranks(*words, steps=6, of=(0, 1))` starts stand-ins for the trainers of the test's stage, which end with the test."""
-    started = []
-    yield lambda *words, **more: started.extend(start_ranks(stage, *words, **more))
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture

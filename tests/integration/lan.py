@@ -12,7 +12,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -26,16 +25,6 @@ from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansib
 
 COLLECTIONS = ROOT / ".ansible" / "collections"
 SAVED_RULES = Path("/etc/nftables.conf")
-# Rules of a host's owner, who lets nobody in.
-WALL = """
-table inet owner {
-  chain input {
-    type filter hook input priority filter; policy drop;
-    iif lo accept
-    ct state established,related accept
-  }
-}
-"""
 
 
 @functools.cache
@@ -136,10 +125,3 @@ class Lan:
         done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
         return done.stdout
-
-
-def json_of(output: str) -> dict[str, Any]:
-    """The JSON document that a playbook printed among its other output."""
-    match = re.search(r"^\{\n.*?^\}$", output, re.S | re.M)
-    assert match, output
-    return dict(json.loads(match.group(0)))

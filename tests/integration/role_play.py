@@ -33,7 +33,6 @@ class Play:
         self.environment = environment or {}
         self.environments: dict[str, dict] = {}  # of single hosts
         self.variables: dict = {}
-        self.own_variables: dict[str, dict] = {}  # of single hosts
         plan["nodes"] = list(self.hosts.values())
 
     def _node(self, name: str) -> dict:
@@ -58,7 +57,7 @@ class Play:
         inventory = {
             "all": {
                 "hosts": {
-                    name: {"ddp_node": node, "own": self.environments.get(name, {}), **self.own_variables.get(name, {})}
+                    name: {"ddp_node": node, "own": self.environments.get(name, {})}
                     for name, node in self.hosts.items()
                 }
             }

@@ -53,7 +53,6 @@ def told(**answer: Any) -> str:
     [
         ("logs", (), {"run": {**EMPTY, "state": "running", "log": "/x", "last_lines": [f"step {OBEYED}3"]}}),
         ("status", (), {"failed": True, "msg": f"no run {OBEYED}here"}),
-        ("doctor", ("-v",), {"failed": True, "msg": f"no run {OBEYED}here"}),
         ("plan", (), {"failed": True, "msg": f"no facts {OBEYED}here"}),
         ("collect", ("-v",), {"failed": True, "msg": f"no run {OBEYED}here"}),
     ],

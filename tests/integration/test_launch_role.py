@@ -7,21 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import resolve
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import trainings
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe import leftovers
 from ansible_collections.nanochat.ddp.tests.integration.local import until
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, counts, messages, results
 
@@ -155,63 +148,6 @@ def test_a_start_that_cannot_be_made_stops_nothing(running: Launch) -> None:
         running.plan.clear()
         running.plan.update(plan)
     assert running.hosts["b"]["argv"][0] == program
-
-
-NOTHING_SET = resolve([("a", {})]).hosts["a"]
-
-
-def decided(launch: Launch, names: str, fresh: bool = False) -> trainings.TrainingChoice:
-    """The plan for the probes of these hosts, as the role launch gets it."""
-    facts = {name: leftovers.run_facts(launch.hosts[name]["run_dir"]) for name in names}
-    hosts = [Host(name, NOTHING_SET, {"run": found}) for name, found in facts.items()]
-    choice = trainings.choose(hosts, "d4")
-    told = trainings.launched(hosts, launch.plan, choice, trainings.TrainingChoice(None), fresh)
-    launch.variables["ddp_launched"] = {**told, "id": told["id"] or secrets.token_hex(8)}
-    return choice
-
-
-def test_a_host_that_was_away_during_a_fresh_start_brings_no_older_training_back(launch: Launch) -> None:
-    def saves(name: str, step: int) -> None:
-        meta = launch.folder_of(name) / "base_checkpoints" / "d4" / f"meta_{step:06d}.json"
-        meta.parent.mkdir(parents=True, exist_ok=True)
-        meta.write_text("{}")
-
-    def trains() -> dict[str, Any]:
-        account = launch.run("launch")
-        assert not any(counts(account, "failures").values()), messages(account)
-        return results(account, "Start the session")
-
-    both = dict(launch.hosts)
-    decided(launch, "ab")
-    trains()
-    saves("a", 12)
-    saves("b", 12)
-    assert decided(launch, "ab").taken is not None
-    launch.run("launch:stop")
-    # The laptop is away, and the desktop begins again.
-    del launch.hosts["b"]
-    launch.plan.update(nodes=list(launch.hosts.values()), digest="two")
-    decided(launch, "a", fresh=True)
-    launch.variables["ddp_controller"] = {"fresh": True}
-    trains()
-    saves("a", 6)
-    launch.run("launch:stop")
-    # It is back, with a higher step of the older training.
-    launch.hosts.update(both)
-    launch.plan.update(nodes=list(launch.hosts.values()), digest="three")
-    launch.variables["ddp_controller"] = {"fresh": False}
-    problem = decided(launch, "ab").problem
-    assert problem is not None and (problem["code"], problem["host"]) == ("trainings-differ", "b")
-    assert all(str(launch.folder_of(name)) in problem["seen"] for name in "ab"), problem
-    command = shlex.split(problem["remedy"].partition("ansible.builtin.command -a ")[2])[0].rstrip(".")
-    subprocess.run(shlex.split(command), check=True)
-    choice = decided(launch, "ab")
-    assert choice.problem is None and choice.taken is not None
-    assert (list(choice.taken.folders), choice.taken.step, choice.taken.number) == (["a"], 6, 2)
-    assert {name: told["checkpoint"] for name, told in trains().items()} == {"a": None, "b": None}
-    ids = {json.loads((launch.folder_of(name) / "training.json").read_text())["id"] for name in "ab"}
-    assert ids == {launch.variables["ddp_launched"]["id"]}
-    assert not (launch.folder_of("b") / "base_checkpoints").exists()
 
 
 def test_where_the_newest_run_differs_none_is_stopped_by_a_guess(launch: Launch) -> None:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from ansible_collections.nanochat.ddp.tests.integration.lan import json_of
+import json
+import re
 
 # Tests run beside other load, whose findings are not theirs.
 SURROUNDINGS = {"host-busy", "other-training", "memory-tight", "name-is-loopback", "link-slow"}
@@ -14,7 +15,9 @@ SURROUNDINGS = {"host-busy", "other-training", "memory-tight", "name-is-loopback
 def preflight(lan, *words, **settings):
     """(exit code, findings by code, the document)."""
     done = lan.playbook("playbooks/preflight.yml", "-e", "ddp_json=true", *words, **{"ddp_threads": 1, **settings})
-    document = json_of(done.stdout)
+    match = re.search(r"^\{\n.*?^\}$", done.stdout, re.S | re.M)
+    assert match, done.stdout
+    document = json.loads(match[0])
     found = {one["code"]: one for one in document["findings"] if one["code"] not in SURROUNDINGS}
     return done.returncode, found, document
 

@@ -119,13 +119,11 @@ def steps(folder: Path) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["kind"] == "step"]
 
 
-def test_no_complaint_on_the_console_and_nothing_loaded(desk: Seen) -> None:
+def test_it_is_drawn_in_time_without_a_complaint_and_loads_nothing(desk: Seen) -> None:
     assert desk.console == []
     assert desk.found["loaded"] == []
-
-
-def test_five_thousand_steps_are_drawn_in_time(desk: Seen) -> None:
     assert 0 < desk.found["drawn"] < 2000
+    assert desk.found["background"] == "rgb(252, 252, 251)"
 
 
 def test_every_curve_is_drawn_over_the_whole_run(desk: Seen) -> None:
@@ -197,10 +195,6 @@ def test_it_fits_a_phone_in_the_dark(folder: Path) -> None:
     assert phone.found["scroll"] <= 390
     assert phone.found["background"] == "rgb(19, 19, 22)"
     assert all(path["width"] > 100 for chart in phone.charts.values() for path in chart["paths"])
-
-
-def test_by_day_it_is_light(desk: Seen) -> None:
-    assert desk.found["background"] == "rgb(252, 252, 251)"
 
 
 @pytest.mark.parametrize("kept", [1, 2])

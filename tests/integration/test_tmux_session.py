@@ -350,25 +350,6 @@ def test_the_unit_for_a_reboot_starts_the_session_after_a_power_cut(job, tmp_pat
 # -- how it is stopped ------------------------------------------------------------------------------------------------
 
 
-def test_field_23_the_worker_saves_and_its_agent_sees_it_end_by_itself(job, tmp_path):
-    saved = tmp_path / "saved"
-    worker = (
-        "import pathlib, signal, sys, time\n"
-        f"def save(*dummy): time.sleep(0.3); pathlib.Path({str(saved)!r}).touch(); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, save); print('ready', flush=True)\n" + SLEEP
-    )
-    agent = "import subprocess, sys\nsys.exit(subprocess.run([sys.executable, '-c', sys.argv[1]]).returncode)"
-    job.start(agent, worker)
-    until(lambda: job.lines() == ["ready"])
-
-    result = job.play("stopped", stop_timeout=20)
-
-    assert result["changed"] and saved.exists()
-    assert (result["session"]["state"], result["session"]["exit_code"]) == ("finished", 0)
-    assert result["session"]["stopped"]
-    assert not job.play("stopped")["changed"]
-
-
 # A tree with a child that ignores SIGTERM, a grandchild in a session of its own, one that left its parents, and one
 # that is stopped.
 TREE = (

@@ -23,13 +23,27 @@ STAMP = VENV / ".nanochat-ddp.json"
 Play = Callable[..., tuple[int, str]]
 
 
-def need_trainer() -> None:
+def command(inventory: Path, playbook: str, *words: str) -> list[str | Path]:
+    return [Path(sys.executable).parent / "ansible-playbook", playbook, "-i", inventory, *words]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of a playbook; its sessions are kept apart in this folder."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    return {**env, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "TMUX_TMPDIR": str(folder), "NO_COLOR": "1"}
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of a kind in the metrics of a run folder."""
+    lines = [json.loads(line) for path in folder.glob("metrics-rank*.jsonl") for line in path.read_text().splitlines()]
+    return [event for event in lines if event["kind"] == kind]
+
+
+@contextlib.contextmanager
+def two_nodes(folder: Path, **settings: Any) -> Iterator[Play]:
+    """Runs a playbook (train.yml) with further words and says how it ended; settings are added to those of a small model."""
     if not STAMP.exists():
         pytest.skip("needs the trainer's environment: ./test.sh trainer makes it")
-
-
-def write_inventory(folder: Path, **settings: Any) -> Path:
-    """An inventory of both nodes, and the text that they train on; settings are added to those of a small model."""
     (folder / "text").mkdir()
     for number in range(40):
         (folder / f"text/{number}.txt").write_text("".join(f"line {number} {row}\n" for row in range(200)))
@@ -47,36 +61,8 @@ def write_inventory(folder: Path, **settings: Any) -> Path:
         "ddp_results_dir": str(folder / "results"),
         **settings,
     }
-    inventory = folder / "hosts.yml"
+    inventory, env = folder / "hosts.yml", environment(folder)
     inventory.write_text(yaml.safe_dump({"trainers": {"hosts": {"one": None, "two": None}, "vars": variables}}))
-    return inventory
-
-
-def command(inventory: Path, playbook: str, *words: str) -> list[str | Path]:
-    return [Path(sys.executable).parent / "ansible-playbook", playbook, "-i", inventory, *words]
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """The environment of a playbook; its sessions are kept apart in this folder."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    return {**env, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "TMUX_TMPDIR": str(folder), "NO_COLOR": "1"}
-
-
-def end_sessions(folder: Path) -> None:
-    subprocess.run(["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(folder)}, check=False)
-
-
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The events of a kind in the metrics of a run folder."""
-    lines = [json.loads(line) for path in folder.glob("metrics-rank*.jsonl") for line in path.read_text().splitlines()]
-    return [event for event in lines if event["kind"] == kind]
-
-
-@contextlib.contextmanager
-def two_nodes(folder: Path, **settings: Any) -> Iterator[Play]:
-    """Runs a playbook (train.yml) with further words and says how it ended."""
-    need_trainer()
-    inventory, env = write_inventory(folder, **settings), environment(folder)
 
     def run(*words: str, playbook: str = "train.yml") -> tuple[int, str]:
         argv = command(inventory, playbook, *words)
@@ -87,4 +73,4 @@ def two_nodes(folder: Path, **settings: Any) -> Iterator[Play]:
     try:
         yield run
     finally:
-        end_sessions(folder)
+        subprocess.run(["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(folder)}, check=False)

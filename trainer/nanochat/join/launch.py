@@ -78,11 +78,9 @@ def launch(description: str) -> int:
 
 def settings_of(options: argparse.Namespace) -> Settings:
     """The script's flags that ours has too: run, depth, model tag ..."""
-    own = ["--run-dir", options.run_dir, "--tracker", options.tracker, "--tracker-uri", options.tracker_uri]
-    try:
-        known, dummy = make_parser().parse_known_args([*options.arguments, *own])
-    except Exception:
-        known, dummy = make_parser().parse_known_args(own)
+    parser = make_parser()
+    parser.set_defaults(run_dir=options.run_dir, tracker=options.tracker, tracker_uri=options.tracker_uri)
+    known = parser.parse_known_args(options.arguments)[0]
     if known.run == "dummy" and known.model_tag:
         # This name only stops the checkout from logging in to wandb.
         known.run = known.model_tag

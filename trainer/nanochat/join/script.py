@@ -155,7 +155,6 @@ class Script:
         self._go_on(step + 1)
 
     def _first_step(self) -> None:
-        counts = self.model.num_scaling_params() if hasattr(self.model, "num_scaling_params") else {}
         self.journal.heartbeat.steps = self.steps
         drawn, fits = secrets.token_hex(8), matching("[0-9a-f]{16}")
         attempt = self.comm.exchange("the name of this attempt", drawn, patient=True, fits=fits)[0]
@@ -163,13 +162,10 @@ class Script:
         self.journal.record(
             "start", self.step, rank=self.comm.rank, world=self.comm.world, run=self.journal.settings.run,
             model={"config": self.variables.get("model_config_kwargs") or {},
-                   "parameters": counts or {"total": sum(p.numel() for p in self.weights.values())},
+                   "parameters": {"total": sum(p.numel() for p in self.weights.values())},
                    "flops_per_token": self.variables.get("num_flops_per_token")},
-            settings=vars(self.variables["args"]), dtype=str(self.variables.get("COMPUTE_DTYPE", "")),
-            dtype_reason=str(self.variables.get("COMPUTE_DTYPE_REASON", "")), matmul="", kernels=[],
-            capability=torch.backends.cpu.get_cpu_capability(), steps=self.steps,
-            total_batch_size=self.total_batch_size, resumed_from=self.resumed_from, attempt_id=attempt,
-            training=self.training,
+            settings=vars(self.variables["args"]), capability=torch.backends.cpu.get_cpu_capability(), steps=self.steps,
+            total_batch_size=self.total_batch_size, resumed_from=self.resumed_from, attempt_id=attempt, training=self.training,
         )  # fmt: skip
 
     def _record(self, optimizer: JoinedOptimizer, loss: float, passed: float) -> None:
@@ -212,7 +208,6 @@ class Script:
         """The checkout's evaluation, with its result recorded."""
         self.comm.enter("eval", self.step)
         begun = time.perf_counter()
-        self.comm.barrier("the evaluation on all ranks")
         result = original(*arguments, **options)
         if self.comm.rank == 0:
             self.journal.record("eval", self.step, val_bpb=float(result), seconds=time.perf_counter() - begun)

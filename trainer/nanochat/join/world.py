@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -46,12 +45,7 @@ class World:
         self.comm.barrier("the evaluation on all ranks")
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, *dummy: Any, **options: Any) -> None:
-        """Gloo has no average, and one rank may evaluate for much longer than a step takes."""
+        """One rank may evaluate for much longer than a step takes."""
         self.barrier()
-        plain = dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op
         reduce = dist.distributed_c10d.all_reduce
-        self.comm.wait(self.comm.launch("a sum over all ranks", lambda: reduce(tensor, plain, async_op=True)))
-        self.comm.bytes_sent += 2 * (self.comm.world - 1) * tensor.nbytes // self.comm.world
-        if op == dist.ReduceOp.AVG:
-            with torch.no_grad():
-                tensor.div_(self.comm.world)
+        self.comm.wait(self.comm.launch("a sum over all ranks", lambda: reduce(tensor, op, async_op=True)))

@@ -1,0 +1,128 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whole trainings of two local nodes: a base model, its fine-tuning and a talk; a budget of time; a checkout whose ranks are joined."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, one_line, until
+from ansible_collections.nanochat.ddp.tests.integration.two_nodes import command, environment, events, two_nodes
+
+pytestmark = pytest.mark.long
+BUDGET = 120
+SMALL = {
+    "ddp_depth": 2,
+    "ddp_aspect_ratio": 32,
+    "ddp_head_dim": 32,
+    "ddp_sequence": 64,
+    "ddp_eval_tokens": 1024,
+    "ddp_sample_every": -1,
+}
+IN_STAGES = {**SMALL, "ddp_total_batch": 512, "ddp_device_batch": 4, "ddp_eval_every": 100}
+IN_TIME = {
+    **SMALL, "ddp_total_batch": 256, "ddp_iterations": None, "ddp_eval_every": 200, "preflight_measure_seconds": 2, "ddp_run": "night",
+}  # fmt: skip
+QUESTION, ANSWER = "Which way?", "north"
+
+
+@pytest.fixture
+def play(request, tmp_path):
+    """A playbook of two nodes with the test's settings."""
+    with two_nodes(tmp_path, **request.param) as run:
+        yield run
+
+
+def talk(question: str, answer: str) -> str:
+    return json.dumps([{"role": "user", "content": question}, {"role": "assistant", "content": answer}]) + "\n"
+
+
+def last_digests(tmp_path: Path, run: str) -> set[str]:
+    return {events(tmp_path / host / "runs" / run, "digest")[-1]["digest"] for host in ("one", "two")}
+
+
+@pytest.mark.parametrize("play", [IN_STAGES], indirect=True)
+def test_a_base_model_is_fine_tuned_measured_and_answers(play, tmp_path):
+    talks, held_out = tmp_path / "talks.jsonl", tmp_path / "held-out.jsonl"
+    talks.write_text(talk(QUESTION, ANSWER) * 4)
+    held_out.write_text(talk("Where to?", ANSWER))
+    code, told = play("--tags", "launch")
+    assert code == 0 and len(last_digests(tmp_path, "d2")) == 1, told
+
+    tuning = [f"ddp_sft_data={talks}", f"ddp_sft_val_data={held_out}", "ddp_sft_iterations=120"]
+    words = ["-e", "ddp_stage=sft", *(word for setting in tuning for word in ("-e", setting))]
+    code, told = play("--tags", "launch", *words)
+    assert code == 0 and "weights identical on both ranks" in told, told
+    assert len(last_digests(tmp_path, "d2-sft")) == 1
+    losses = [event["loss"] for event in events(tmp_path / "one/runs/d2-sft", "step")]
+    assert len(losses) == 120 and losses[-1] < losses[0]
+    assert [event["step"] for event in events(tmp_path / "one/runs/d2-sft", "eval")] == [100, 120]
+
+    code, told = play("-e", json.dumps({"prompt": QUESTION, "temperature": 0}), playbook="playbooks/chat.yml")
+    assert code == 0 and re.search(rf"^\W*{ANSWER}\W*$", told, re.M), told
+
+
+@pytest.mark.parametrize("play", [IN_TIME], indirect=True)
+def test_training_fits_its_budget(play, tmp_path):
+    first = play("-e", "ddp_budget=2m", playbook="playbooks/plan.yml")[1]
+    assert "not measured" in first and "takes depth 2: some hosts or links are not measured yet" in one_line(first)
+    begun, run_dir = time.time(), tmp_path / "one/runs/night"
+    argv = command(tmp_path / "hosts.yml", "train.yml", "-e", "ddp_budget=2m")
+    with subprocess.Popen(argv, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as training:
+        until(lambda: training.poll() is not None or '"eval"' in text_of(run_dir / "metrics-rank0.jsonl"), 100)
+        during = play(playbook="playbooks/status.yml")[1]
+        closing = training.communicate()[0]
+    took = time.time() - begun
+    assert training.returncode == 0, closing
+    assert re.search(r"ends at .*\d\d:\d\d, \d+ % done\n", during), during
+    assert 0.75 * BUDGET < took < 1.25 * BUDGET
+    said = r"ended at .*\d\d:\d\d, \S+ s (early|late), of a budget of 2m"
+    assert re.search(said, closing), closing
+    assert re.search(said, next((tmp_path / "results/night").glob("*.html")).read_text())
+    # The second table, by what the rehearsal measured.
+    table = one_line(closing.rpartition("What fits the time")[2])
+    assert re.search(r"s for steps: about \d+ steps of 256 tokens", table), closing
+    assert "not measured" not in table.partition("takes depth 2")[0]
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_field_21_a_checkout_that_is_not_changed_trains_one_model(tmp_path):
+    stand_in = Path(shutil.copytree(ROOT / "tests/stand_in", tmp_path / "stand_in"))
+    shutil.copy(ROOT / "bench/baseline_model.py", stand_in / "nanochat")
+    with two_nodes(tmp_path, ddp_trainer_source=str(stand_in)) as play:
+        code, told = play("--tags", "launch")
+        assert code == 0, told
+        assert "weights identical on both ranks" in told
+        rows = [line.split() for line in told.splitlines() if line.split()[2:3] == ["finished"]]
+        assert [row[:4] for row in rows] == [["one", "0", "finished", "3/3"], ["two", "1", "finished", "3/3"]]
+        runs = [tmp_path / host / "runs/d4" for host in ("one", "two")]
+        digests = [[event["digest"] for event in events(run, "digest")] for run in runs]
+        assert digests[0] == digests[1] and len(digests[0]) >= 2
+        assert all((run / "base_checkpoints/d4/model_000003.pt").exists() for run in runs)
+
+        code, told = play("--tags", "launch")
+        assert code == 0 and "changed: nothing" in told, told
+
+        # More steps, and a host that has lost what it had: it is given the newest checkpoint of the other.
+        shutil.rmtree(runs[1] / "base_checkpoints")
+        code, told = play("--tags", "launch", "-e", "ddp_iterations=5")
+        assert code == 0 and "5/5" in told, told
+        assert [event["resumed_from"] for run in runs for event in events(run, "start")] == [None, 3, None, 3]
+
+        # Its own chat_sft goes on from there.
+        code, told = play("--tags", "launch", "-e", "ddp_stage=sft", "-e", "ddp_sft_iterations=2")
+        assert code == 0 and "weights identical on both ranks" in told, told
+        tuned = [tmp_path / host / "runs/d4-sft" for host in ("one", "two")]
+        assert all((run / "chatsft_checkpoints/d4/model_000002.pt").exists() for run in tuned)
+        log = (tuned[0] / "log/rank0.log").read_text()
+        assert "Fine-tuning continues from step 5 in" in log
