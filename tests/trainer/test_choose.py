@@ -221,6 +221,17 @@ def test_ranks_that_trained_apart_take_the_weights_of_one(hosts: Hosts) -> None:
     assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, 0)]
 
 
+@pytest.mark.parametrize(
+    "name", ["../.bashrc", "/etc/passwd", "", ".", "model_000011.pt", "model_000010.pt/../x", "model_000010.pt\n"]
+)
+def test_only_files_of_the_step_are_received(name: str, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.save(10, 0)
+    monkeypatch.setattr(resume, "_held", lambda folder, found: [(name, 3, "0" * 64)] if found.writer == 0 else [])
+    with pytest.raises(UserError, match=r"rank 0 would send .* as a file of step 10"):
+        hosts.obtain()
+    assert hosts.names(1) == []
+
+
 def test_upstreams_checkpoint_is_sent_with_all_its_ranks_files(hosts: Hosts) -> None:
     """Rank 0 wrote the weights and every rank its optimizer file, without lists, into one folder."""
     hosts.save(10, 0, 1)

@@ -18,7 +18,6 @@ import traceback
 from pathlib import Path
 
 from nanochat.kit.connections import connections
-from nanochat.kit.expected import MOST_CHARACTERS
 
 HANG_UP = "hang-up-rank"
 
@@ -60,7 +59,7 @@ def hang_up(run_dir: Path, rank: int) -> str | None:
     request = run_dir / f"{HANG_UP}{rank}"
     if not request.exists():
         return None
-    why = request.read_text(encoding="utf-8", errors="replace")[:MOST_CHARACTERS]
+    why = request.read_text(encoding="utf-8", errors="replace")
     request.unlink(missing_ok=True)
     for one in connections():
         with contextlib.suppress(OSError):

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from nanochat.data.dataloader import Pair
 from nanochat.kit.common import UserError
-from nanochat.kit.expected import flag
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.sync import UNKNOWN, Notice
 from nanochat.rules.causes import Cause
@@ -231,7 +230,7 @@ def evaluate(run: Run) -> bool:
     with run.stage.evaluation(run) as (batches, number):
         totals = nats_and_bytes(run.model.losses, watched_batches(run, batches, number), run.token_bytes)
     # One rank may take much longer for its part than another.
-    if any(run.comm.exchange("the evaluation on all ranks", run.stop_asked, patient=True, fits=flag)):
+    if any(run.comm.exchange("the evaluation on all ranks", run.stop_asked, patient=True)):
         run.journal.say(f"Step {progress.step:05d} | Evaluation interrupted, because the run is stopping")
         return True
     bpb = bits_per_byte(run.comm.all_reduce(totals, "the validation loss"))

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from nanochat.kit.common import BadCheckpoint, first_line
-from nanochat.kit.expected import anything, count, flag, listed, maybe, named, row, text
 from nanochat.model import numerics
 from nanochat.model.gpt import GPT
 from nanochat.model.optim import MUON, muon_shapes
@@ -63,7 +62,7 @@ def restore(run: Run) -> None:
         load_checkpoint(run, got.step, got.files)
     # The steps up to this one that every rank's folder has, so that older ones may go.
     mine = [step for step in checkpoints.whole_steps(folder, deep=False) if step <= got.step]
-    from_ranks = comm.exchange("the checkpoints of all ranks", mine, fits=listed(count()))
+    from_ranks = comm.exchange("the checkpoints of all ranks", mine)
     run.saved = sorted(set(mine).intersection(*from_ranks))
     say(f"Resuming from step {got.step} of {folder}")
 
@@ -122,7 +121,7 @@ def load_checkpoint(run: Run, step: int, files: int) -> None:
     state, own = states[0], {"epoch": 1, **saved_position(meta)}
     why = run.stage.why_not_exact(run, state)
     # All ranks must read the same rows; where ranks of earlier versions saved alone, each wrote a place of its own.
-    from_ranks = comm.exchange("the place in the data", [bool(why), own], patient=True, fits=row(flag, named(anything)))
+    from_ranks = comm.exchange("the place in the data", [bool(why), own], patient=True)
     position = from_ranks[0][1]
     if any(inexact for inexact, dummy in from_ranks):
         why = why or "another rank does not know which documents were read"
@@ -173,7 +172,7 @@ def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None
     if kept is not None and fits and (fits := all(kept["values"][n].shape == t.shape for n, t in mine.items())):
         for name, values in mine.items():
             values.copy_(kept["values"][name])
-    from_ranks = sync.comm.exchange("the error feedback that was saved", fits, fits=flag)
+    from_ranks = sync.comm.exchange("the error feedback that was saved", fits)
     zero = [str(rank) for rank, one in enumerate(from_ranks) if not one]
     if zero:
         say(f"Error feedback starts at zero on rank {', '.join(zero)}, because none was saved for these ranks and rows")
@@ -190,7 +189,7 @@ def restore_optimizer(run: Run, folder: Path, step: int, files: int) -> dict[str
     held = {files: file}
     # A folder may have more of upstream's files than were sent to the others, and all ranks must use the same.
     here = optimizer_ranks(folder, step)
-    from_ranks = comm.exchange("the optimizer files of all ranks", here, patient=True, fits=listed(count()))
+    from_ranks = comm.exchange("the optimizer files of all ranks", here, patient=True)
     if not layout.is_complete(file):
         others = set(here).intersection(*from_ranks) - {files}
         held |= {rank: load_optimizer(folder, step, rank)[0] for rank in sorted(others)}
@@ -212,7 +211,7 @@ def merge_momentum(comm: Comm, state: dict[str, Any], weights: Mapping[str, Tens
     """After ranks saved alone, give every rank Muon's state of all saved matrices; returns the
     names of the missing ones."""
     muon, share = state["muon"], state.pop(SHARE, None)
-    from_ranks = comm.exchange("whose momentum was saved", share, patient=True, fits=maybe(listed(text)))
+    from_ranks = comm.exchange("whose momentum was saved", share, patient=True)
     if all(one is None for one in from_ranks):
         return []
     missing = []

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from nanochat.kit.common import UserError
-from nanochat.kit.expected import count, listed, maybe, one_of, row, text
 from nanochat.model import numerics
 from nanochat.parallel.agreement import check_identical, digests, whole_digest
 from nanochat.parallel.comm import Comm
@@ -33,7 +32,7 @@ def checkpoint(run: Run) -> dict[str, Any]:
     """The content for checkpoint_manager.save in this rank's folder; every rank must call it together."""
     optimizer = run.sync.whole_state()
     # Each rank resumes with the same matrix library.
-    routes = run.comm.exchange("the matrix libraries of all ranks", numerics.route(), patient=True, fits=text)
+    routes = run.comm.exchange("the matrix libraries of all ranks", numerics.route(), patient=True)
     sync, feedback = run.sync, {}
     if sync.feedback:
         feedback = {FEEDBACK_KEY: {"of": feedback_of(sync, run.shares.rows), "values": sync.feedback}}
@@ -101,15 +100,14 @@ def write(comm: Comm, journal: Journal, folder: Path, step: int, contents: Mappi
         journal.record("checkpoint", step, **saved)
     except NotSaved as failure:
         failed = [str(failure), failure.cause.value]
-    fits = maybe(row(text, one_of([cause.value for cause in Cause])))
-    from_ranks = comm.exchange("the checkpoint", failed, patient=True, fits=fits)
+    from_ranks = comm.exchange("the checkpoint", failed, patient=True)
     return next((NotSaved(one[0], Cause(one[1]), [rank]) for rank, one in enumerate(from_ranks) if one), None)
 
 
 def make_room(comm: Comm, folder: Path, keep: int, saved: Sequence[int]) -> bool:
     """Keep only the last checkpoint that all ranks have; returns whether any rank removed one."""
     removed = checkpoint_manager.prune(folder, min(1, keep), saved)
-    return any(comm.exchange("what was removed for the checkpoint", removed, fits=listed(count())))
+    return any(comm.exchange("what was removed for the checkpoint", removed))
 
 
 def prove_checkpoint(run: Run) -> None:
