@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nanochat.kit.common import BadCheckpoint, first_line
+from nanochat.kit.settings import BaseModelSettings
 from nanochat.model import numerics
 from nanochat.model.gpt import GPT
 from nanochat.model.optim import MUON, muon_shapes
@@ -30,7 +31,6 @@ from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model,
 from nanochat.run.lineage import BASE_TRAINING
 from nanochat.run.optim_file import SHARE, OptimizerLayout, Unusable
 from nanochat.run.resume import Obtained, folder_leader, name_training, obtain
-from nanochat.run.stage import BaseModel
 from nanochat.run.state import Run, TrainingProgress
 
 Say = Callable[[str], None]
@@ -67,10 +67,12 @@ def restore(run: Run) -> None:
     say(f"Resuming from step {got.step} of {folder}")
 
 
-def take_base_model(run: Run, base: BaseModel) -> None:
+def take_base_model(run: Run, base: BaseModelSettings) -> None:
     """Start every rank from a base model that at least one of them has."""
-    comm, folder, name = run.comm, base.folder, lineage.wanted(run.journal.folder, BASE_TRAINING)
-    training, step, files, notice = obtain(comm, folder, folder_leader(comm, folder), name, base.step, BASE_TRAINING)
+    comm, folder, name = run.comm, Path(base.base_checkpoints), lineage.wanted(run.journal.folder, BASE_TRAINING)
+    training, step, files, notice = obtain(
+        comm, folder, folder_leader(comm, folder), name, base.model_step, BASE_TRAINING
+    )
     if step is None:
         raise BadCheckpoint(
             f"no rank has a base checkpoint in {folder}; train one with python -m scripts.base_train, or give "
@@ -81,7 +83,7 @@ def take_base_model(run: Run, base: BaseModel) -> None:
     with refusing_bad_content(folder, step):
         check_same_model(run.model.config, load_meta(folder, step), folder, step)
         load_weights(run.model, folder, step)
-        if base.optimizer:
+        if base.load_optimizer:
             restore_optimizer(run, folder, step, files)
     run.base = {"training": training or None, "step": step}
     run.journal.say(f"{run.stage.activity} the base model of step {step} in {folder}")

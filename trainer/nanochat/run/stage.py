@@ -12,14 +12,14 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from nanochat.data import dataset
 from nanochat.data.chat_loader import ChatLoader
 from nanochat.data.dataloader import BATCHES_AHEAD, Loader, Pair, why_not_exact
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError
-from nanochat.kit.settings import LIMITS, Settings
+from nanochat.kit.settings import MOST_BATCH, BaseModelSettings, Settings
 from nanochat.model.gpt import GPT
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
@@ -54,20 +54,12 @@ class Reader(Protocol):
     stop_asked: bool
 
 
-class BaseModel(NamedTuple):
-    """Another run's model that a stage starts from."""
-
-    folder: Path
-    step: int  # -1: the newest
-    optimizer: bool  # whether to use its momentum too
-
-
 class RunStage:
     """Pretraining on the shards."""
 
     folder = stages.BASE.folder
     activity = "Training"
-    base: BaseModel | None = None
+    base: BaseModelSettings | None = None  # of the model that it starts from
 
     def plan(self, settings: Settings, config: ModelConfig) -> TrainingPlan:
         """Batch, steps and scaling."""
@@ -156,7 +148,7 @@ def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
         warmdown_ratio=settings.warmdown_ratio,
         final_lr_frac=settings.final_lr_frac,
     )
-    if plan.total_batch_size > LIMITS["total_batch_size"]:
+    if plan.total_batch_size > MOST_BATCH:
         raise UserError(
             f"the scaling law gives a batch of {plan.total_batch_size} tokens for --target-param-data-ratio "
             f"{settings.target_param_data_ratio}; give a smaller ratio, or --total-batch-size."
