@@ -84,14 +84,6 @@ def test_ranks_that_lost_each_other_resume_as_if_uninterrupted(tmp_path: Path) -
     assert job.final_digest() == whole.final_digest()
 
 
-def test_a_stale_request_to_hang_up_is_removed_at_start(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    job.environment(1)
-    (job.base(1) / "hang-up-rank1").touch()
-    job.run()
-    assert not (job.base(1) / "hang-up-rank1").exists()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_field_35_the_remaining_rank_saves_and_continues_alone(number: signal.Signals, tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
@@ -271,10 +263,10 @@ def fine_tune(comm: Comm, folder: str, savers: list[int]) -> None:
 
 
 def test_a_fine_tuning_that_lost_a_rank_resumes(tmp_path: Path) -> None:
-    """It continues with the next conversations, whichever rank was lost; bit for bit if both saved."""
+    """It continues with the next conversations, although the first rank was lost."""
     Job(tmp_path / "base", 1).run("--num-iterations", "1")
     places = {}
-    for name, world, savers in (("whole", 2, []), ("both", 2, [0, 1]), ("one", 1, [1])):
+    for name, world, savers in (("whole", 2, []), ("one", 1, [1])):
         shutil.copytree(tmp_path / "base", tmp_path / name, symlinks=True)
         job = Chat(tmp_path / name, world)
         if savers:
@@ -286,6 +278,4 @@ def test_a_fine_tuning_that_lost_a_rank_resumes(tmp_path: Path) -> None:
         assert job.events("start")[-1]["resumed_from"] == (4 if savers else None)
         places[name] = re.findall(r"^step 0000[45].*(epoch: .*) \| total time", out, re.M)
     assert len(places["whole"]) == 2
-    assert places["both"] == places["one"] == places["whole"]
-    digests = {Chat(tmp_path / name, 2).events("digest")[-1]["digest"] for name in ("whole", "both")}
-    assert len(digests) == 1
+    assert places["one"] == places["whole"]
