@@ -32,7 +32,7 @@ from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import StepSchedule
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import restore
-from nanochat.run.stage import plan_for
+from nanochat.run.stage import RunStage
 from nanochat.run.state import TrainingProgress
 
 FLAGS = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(Settings)]
@@ -84,7 +84,7 @@ def test_any_command_line(line: list[tuple[str, str, bool]]) -> None:
         return
     with told():
         settings = parse(argv)
-        plan = plan_for(settings, ModelConfig.from_depth(min(settings.depth, 64)))
+        plan = RunStage().plan(settings, ModelConfig.from_depth(min(settings.depth, 64)))
         rank_shares(settings, plan.total_batch_size, 3)
         for step in (0, plan.num_iterations // 2, plan.num_iterations - 1):
             assert all(math.isfinite(value) for value in dataclasses.astuple(StepSchedule.at(plan, step)))

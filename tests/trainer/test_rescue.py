@@ -215,7 +215,7 @@ def run_short_of_memory(comm: Comm, folder: str) -> None:
     setattr(state, common.memory_available.__name__, lambda: 2**20)
     run = ready(comm, folder, "--save-on-loss", "--head", "whole")
     train_step(run)
-    assert run.optimizer.undo is None and saving.unsavable(run) is None
+    assert run.optimizer.undo is None
     run.sync.changing = True
     assert "had begun to change the weights" in str(saving.save_alone(run))
 

@@ -67,9 +67,6 @@ class CommError(UserError):
 class StoreSilent(RuntimeError):
     """The store did not answer in time."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"no answer within {seconds:.0f} s")
-
 
 class Failure(NamedTuple):
     """Why a rank or an exchange failed."""
@@ -139,7 +136,7 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
     threading.Thread(target=work, name="rendezvous", daemon=True).start()
     if not (futures.wait([answer], seconds).done or futures.wait([answer], GRACE_SECONDS).done):
-        raise StoreSilent(seconds)
+        raise StoreSilent(f"no answer within {seconds:.0f} s")
     return answer.result()
 
 
@@ -435,7 +432,10 @@ class Comm:
         rows = []
         for rank in others:
             dummy, host, phase, step, collective = json.loads(last[rank]) if last[rank] else NEVER_SEEN
-            farewell = _farewell(left[rank]) if left[rank] else None
+            farewell = None
+            if left[rank]:
+                text, cause, blames = json.loads(left[rank])
+                farewell = Failure(text, Cause(cause), blames)
             name, at = f"rank {rank} ({host})", position(phase, step)
             rows.append(RankStatus(rank, name, at, collective, last[rank] != first[rank], farewell))
         return rows
@@ -502,12 +502,6 @@ def _look(store: Store, key: str, rank: int) -> tuple[bytes | None, bytes, bool]
     """A key's value if set, else the last heartbeat of the rank that sets it and whether it has left."""
     value = _value(store, key)
     return (value, b"", False) if value is not None else (None, _beat_of(store, rank), store.check([f"left/{rank}"]))
-
-
-def _farewell(word: bytes) -> Failure:
-    """A failed rank's message to the others."""
-    text, cause, blames = json.loads(word)
-    return Failure(text, Cause(cause), blames)
 
 
 def _without_noise(error: Exception) -> str:

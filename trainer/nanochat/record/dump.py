@@ -22,18 +22,6 @@ from nanochat.kit.connections import connections
 HANG_UP = "hang-up-rank"
 
 
-def stacks() -> dict[str, list[str]]:
-    """Frames by thread, the innermost last."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = {}
-    for ident, frame in sys._current_frames().items():
-        frames = traceback.extract_stack(frame)
-        found[names.get(ident, str(ident))] = [
-            f"{one.filename}:{one.lineno} in {one.name}: {one.line}" for one in frames
-        ]
-    return found
-
-
 def oom_kills() -> int | None:
     """This kernel's number of OOM kills; None if unknown.
 
@@ -72,7 +60,15 @@ def answer_request(run_dir: Path, rank: int) -> bool:
     request = run_dir / f"dump-request-rank{rank}"
     if not request.exists():
         return False
-    answer = {"time": time.time(), "pid": os.getpid(), "stacks": stacks()}
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = {
+        # The innermost frame last.
+        names.get(ident, str(ident)): [
+            f"{one.filename}:{one.lineno} in {one.name}: {one.line}" for one in traceback.extract_stack(frame)
+        ]
+        for ident, frame in sys._current_frames().items()
+    }
+    answer = {"time": time.time(), "pid": os.getpid(), "stacks": stacks}
     part = run_dir / f"dump-rank{rank}.json.part"
     part.write_text(json.dumps(answer), encoding="utf-8")
     part.replace(run_dir / f"dump-rank{rank}.json")

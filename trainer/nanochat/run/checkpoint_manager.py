@@ -58,11 +58,6 @@ class FileEntry(NamedTuple):
     sha256: str
 
 
-def files_of(step: int, rank: int) -> list[str]:
-    """The names of a complete checkpoint's files, as this rank writes them; the list comes last."""
-    return [model_name(step), meta_name(step), optimizer_name(step, rank), list_name(step, rank)]
-
-
 def model_name(step: int) -> str:
     return f"model_{step:06d}.pt"
 

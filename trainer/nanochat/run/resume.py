@@ -207,10 +207,7 @@ def _held(folder: Path, found: ChosenStep) -> list[FileEntry]:
         return []
     if entries := checkpoints.listed_files(folder, step, writer):
         # The files were verified against this list when the step was chosen; do not read large ones again.
-        known = {
-            file.name: file for file in [*entries, checkpoints.entry_of(folder / checkpoints.list_name(step, writer))]
-        }
-        return [known[name] for name in checkpoints.files_of(step, writer)]
+        return [*entries, checkpoints.entry_of(folder / checkpoints.list_name(step, writer))]
     optimizers = [checkpoints.optimizer_name(step, rank) for rank in checkpoints.optimizer_ranks(folder, step)]
     sound = [name for name in optimizers if checkpoints.is_sound(folder / name, deep=True)]
     return [

@@ -63,7 +63,35 @@ class RunStage:
 
     def plan(self, settings: Settings, config: ModelConfig) -> TrainingPlan:
         """Batch, steps and scaling."""
-        return plan_for(settings, config)
+
+        def scaling_parameters(config: ModelConfig) -> int:
+            counts = parameters(config)
+            return counts["transformer_matrices"] + counts["lm_head"]
+
+        plan = plan_training(
+            scaling_parameters=scaling_parameters(config),
+            reference_parameters=scaling_parameters(model_config(settings, config.vocab_size, REFERENCE_DEPTH)),
+            flops_per_token=flops_per_token(config),
+            num_iterations=settings.num_iterations,
+            target_flops=settings.target_flops,
+            target_param_data_ratio=settings.target_param_data_ratio,
+            total_batch_size=settings.total_batch_size,
+            weight_decay=settings.weight_decay,
+            warmup_steps=settings.warmup_steps,
+            warmdown_ratio=settings.warmdown_ratio,
+            final_lr_frac=settings.final_lr_frac,
+        )
+        if plan.total_batch_size > MOST_BATCH:
+            raise UserError(
+                f"the scaling law gives a batch of {plan.total_batch_size} tokens for --target-param-data-ratio "
+                f"{settings.target_param_data_ratio}; give a smaller ratio, or --total-batch-size."
+            )
+        if plan.num_iterations < 1:
+            raise UserError(
+                f"the training length is less than one step of {plan.total_batch_size} tokens; "
+                "give --num-iterations, or a larger --target-flops or --target-param-data-ratio."
+            )
+        return dataclasses.replace(plan, timed=settings.timed)
 
     def facts(self, settings: Settings, data_dir: Path) -> dict[str, Any]:
         """Facts about the data that must be equal on all ranks."""
@@ -126,36 +154,3 @@ def model_config(settings: Settings, vocab_size: int, depth: int | None = None) 
         vocab_size,
         settings.window_pattern,
     )
-
-
-def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
-    """Batch, steps and scaling for these settings."""
-
-    def scaling_parameters(config: ModelConfig) -> int:
-        counts = parameters(config)
-        return counts["transformer_matrices"] + counts["lm_head"]
-
-    plan = plan_training(
-        scaling_parameters=scaling_parameters(config),
-        reference_parameters=scaling_parameters(model_config(settings, config.vocab_size, REFERENCE_DEPTH)),
-        flops_per_token=flops_per_token(config),
-        num_iterations=settings.num_iterations,
-        target_flops=settings.target_flops,
-        target_param_data_ratio=settings.target_param_data_ratio,
-        total_batch_size=settings.total_batch_size,
-        weight_decay=settings.weight_decay,
-        warmup_steps=settings.warmup_steps,
-        warmdown_ratio=settings.warmdown_ratio,
-        final_lr_frac=settings.final_lr_frac,
-    )
-    if plan.total_batch_size > MOST_BATCH:
-        raise UserError(
-            f"the scaling law gives a batch of {plan.total_batch_size} tokens for --target-param-data-ratio "
-            f"{settings.target_param_data_ratio}; give a smaller ratio, or --total-batch-size."
-        )
-    if plan.num_iterations < 1:
-        raise UserError(
-            f"the training length is less than one step of {plan.total_batch_size} tokens; "
-            "give --num-iterations, or a larger --target-flops or --target-param-data-ratio."
-        )
-    return dataclasses.replace(plan, timed=settings.timed)
