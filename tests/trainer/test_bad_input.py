@@ -156,7 +156,7 @@ def take_meta(folder: Path) -> TrainingProgress:
     restore.check_same_model(config, meta, folder, 5)
     restore.restore_progress(progress, meta, 5)
     assert isinstance(progress.smooth_loss, float)
-    dataloader._checked({"epoch": 1, **restore.saved_position(meta)}, 3, folder)
+    dataloader._checked({"epoch": 1, **meta["dataloader_state_dict"]}, 3, folder)
     return progress
 
 

@@ -31,7 +31,6 @@ from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import program
 from nanochat.run.checkpoint_manager import NotSaved
 from nanochat.run.loop import train
-from nanochat.run.restore import saved_position
 from nanochat.run.saving import prove_identical
 from nanochat.run.setup import set_up
 from nanochat.run.state import Run
@@ -213,11 +212,6 @@ def compare_restored(comm: Comm, folder: str, *flags: str) -> None:
 def test_another_number_of_ranks_resumes_with_all_saved_state(before: int, after: int, tmp_path: Path) -> None:
     ranks.passed(ranks.call(HERE, "train_and_keep", before, str(tmp_path), "--num-iterations", "4"))
     ranks.passed(ranks.call(HERE, "compare_restored", after, str(tmp_path), "--resume"))
-
-
-def test_another_trainers_checkpoint_must_have_its_position_in_the_data() -> None:
-    with pytest.raises(BadCheckpoint, match="does not contain its position in the data"):
-        saved_position({"step": 3})
 
 
 def test_weights_that_do_not_match_are_refused_in_one_sentence(alone: Job) -> None:

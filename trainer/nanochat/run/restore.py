@@ -120,7 +120,7 @@ def load_checkpoint(run: Run, step: int, files: int) -> None:
     route = states[comm.rank].get("route") if comm.rank < len(states) else None
     if route and not numerics.keep(route):
         run.journal.say(f"Step {step} used {route}, not all of which works here")
-    state, own = states[0], {"epoch": 1, **saved_position(meta)}
+    state, own = states[0], {"epoch": 1, **meta["dataloader_state_dict"]}
     why = run.stage.why_not_exact(run, state)
     # All ranks must read the same rows; where ranks of earlier versions saved alone, each wrote a place of its own.
     from_ranks = comm.exchange("the place in the data", [bool(why), own], patient=True)
@@ -147,14 +147,6 @@ def load_weights(model: GPT, folder: Path, step: int) -> None:
     except RuntimeError as error:
         what = " ".join(str(error).split())[:300]
         raise BadCheckpoint(f"the weights of step {step} in {folder} do not match this model: {what}.") from None
-
-
-def saved_position(meta: Mapping[str, Any]) -> Mapping[str, int]:
-    """A checkpoint's position in the data, in upstream's numbers."""
-    place = meta.get("dataloader_state_dict")
-    if not isinstance(place, Mapping):
-        raise BadCheckpoint(f"the checkpoint of step {meta.get('step')} does not contain its position in the data.")
-    return place
 
 
 def feedback_of(sync: Sync, rows: list[int]) -> list[Any]:
