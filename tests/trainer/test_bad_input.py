@@ -106,72 +106,55 @@ def test_any_environment(environ: dict[str, str]) -> None:
         common.check_device(environ.get("RANK", ""))
 
 
-def spoilt(content: Any, broken: bytes | None) -> bytes:
-    return json.dumps(content).encode() if broken is None else broken
-
-
-@cases(600)
-@given(
-    JSON | st.fixed_dictionaries({"files": JSON | st.lists(st.dictionaries(st.sampled_from(["name", "bytes", "sha256"]), JSON))}),
-    st.none() | BROKEN,
-)  # fmt: skip
-def test_any_list_of_a_checkpoint(content: Any, broken: bytes | None) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / checkpoints.list_name(5, 0)).write_bytes(spoilt(content, broken))
-        (folder / checkpoints.optimizer_name(5, 0)).write_bytes(b"")
-        assert checkpoints.whole_steps(folder) in ([], [5])
-        assert checkpoints.steps_in(folder) == [5]
-        assert checkpoints.writer_of(folder, 5) in (None, 0)
-        checkpoints.prune(folder, 1, [6])
-        checkpoints.set_aside(folder, checkpoints.steps_in(folder), print)
-
-
+FILES = (
+    checkpoints.list_name(5, 0),
+    checkpoints.meta_name(5),
+    checkpoints.model_name(5),
+    checkpoints.optimizer_name(5, 0),
+)
 MODEL = {"depth": 3}
-METAS = JSON | st.fixed_dictionaries(
+LISTS = st.fixed_dictionaries(
+    {"files": JSON | st.lists(st.dictionaries(st.sampled_from(["name", "bytes", "sha256"]), JSON))}
+)
+METAS = st.fixed_dictionaries(
     {"model_config": JSON | st.just(MODEL)},
     optional={
-        "loop_state": JSON
-        | st.dictionaries(st.sampled_from(["min_val_bpb", "smooth_train_loss", "total_training_time"]), JSON),
+        "loop_state": JSON | st.dictionaries(st.sampled_from(["min_val_bpb", "smooth_train_loss", "total_training_time"]), JSON),
         "val_bpb": JSON,
         "dataloader_state_dict": JSON | st.dictionaries(st.sampled_from(["pq_idx", "rg_idx", "epoch"]), JSON),
     },
-)
+)  # fmt: skip
+CONTENTS = (JSON | LISTS | METAS).map(lambda content: json.dumps(content).encode()) | BROKEN | st.binary(max_size=400)
 
 
-@cases(1500)
-@given(METAS, st.none() | BROKEN)
-def test_any_meta_file(content: Any, broken: bytes | None) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / checkpoints.meta_name(5)).write_bytes(spoilt(content, broken))
-        with told(), restore.refusing_bad_content(folder, 5):
-            take_meta(folder)
+@cases(2000)
+@given(st.sampled_from(FILES), CONTENTS)
+def test_any_file_of_a_checkpoint(name: str, content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as where:
+        folder = Path(where)
+        checkpoints.save(folder, 5, 0, {"state": {}}, {}, {"w": torch.ones(3)}, {"model_config": MODEL})
+        (folder / name).write_bytes(content)
+        assert checkpoints.whole_steps(folder) in ([], [5])
+        for read in (
+            checkpoints.load_model,
+            take_meta,
+            lambda folder, step: checkpoints.load_optimizer(folder, step, 0),
+        ):
+            with told(), restore.refusing_bad_content(folder, 5):
+                read(folder, 5)
+        checkpoints.prune(folder, 1, [6])
+        checkpoints.set_aside(folder, checkpoints.steps_in(folder), print)
+        assert checkpoints.steps_in(folder) == []
 
 
-def take_meta(folder: Path) -> TrainingProgress:
-    """Load the meta file of step 5 as resuming does."""
-    meta, progress = checkpoints.load_meta(folder, 5), TrainingProgress()
+def take_meta(folder: Path, step: int) -> None:
+    """Load a meta file as resuming does."""
+    meta, progress = checkpoints.load_meta(folder, step), TrainingProgress()
     config = dataclasses.make_dataclass("Config", [("depth", int)])(3)
-    restore.check_same_model(config, meta, folder, 5)
-    restore.restore_progress(progress, meta, 5)
+    restore.check_same_model(config, meta, folder, step)
+    restore.restore_progress(progress, meta, step)
     assert isinstance(progress.smooth_loss, float)
     dataloader._checked({"epoch": 1, **meta["dataloader_state_dict"]}, 3, folder)
-    return progress
-
-
-@cases(300)
-@given(st.binary(max_size=400) | BROKEN)
-def test_any_checkpoint_file(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for part in (checkpoints.model_name(5), checkpoints.optimizer_name(5, 0), checkpoints.meta_name(5)):
-            (folder / part).write_bytes(data)
-        assert checkpoints.whole_steps(folder) == []
-        with pytest.raises(UserError):
-            checkpoints.load_model(folder, 5)
-        with pytest.raises(UserError):
-            checkpoints.load_optimizer(folder, 5, 0)
 
 
 TOKENS = tokenizer.load(DATA / "tokenizer")

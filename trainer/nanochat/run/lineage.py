@@ -30,6 +30,7 @@ Steps = Mapping[str, Sequence[int]]
 
 
 def is_id(value: object) -> bool:
+    """Whether this is the id of a training."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{16}", value) is not None
 
 
