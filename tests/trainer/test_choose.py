@@ -128,6 +128,11 @@ def test_the_newest_step_complete_on_any_rank_is_chosen(hosts: Hosts) -> None:
     assert hosts.choose() == [ChosenStep(10, 0, (20,)), ChosenStep(10, 1, (20,))]
     hosts.save(30, 1)
     assert hosts.choose() == [ChosenStep(30, None), ChosenStep(30, 1)]
+    assert hosts.choose(10) == [ChosenStep(10, 0), ChosenStep(10, 1)]
+    with pytest.raises(
+        BadCheckpoint, match=r"--resume-from-step 7: no rank has a complete checkpoint .* of steps 10, 20"
+    ):
+        hosts.choose(7)
 
 
 def test_damaged_checkpoints_do_not_lead_to_a_start_from_scratch(hosts: Hosts) -> None:

@@ -208,10 +208,9 @@ def compare_restored(comm: Comm, folder: str, *flags: str) -> None:
     assert same(now, state)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
-def test_another_number_of_ranks_resumes_with_all_saved_state(before: int, after: int, tmp_path: Path) -> None:
-    ranks.passed(ranks.call(HERE, "train_and_keep", before, str(tmp_path), "--num-iterations", "4"))
-    ranks.passed(ranks.call(HERE, "compare_restored", after, str(tmp_path), "--resume"))
+def test_another_number_of_ranks_resumes_with_all_saved_state(tmp_path: Path) -> None:
+    ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), "--num-iterations", "4"))
+    ranks.passed(ranks.call(HERE, "compare_restored", 3, str(tmp_path), "--resume"))
 
 
 def test_weights_that_do_not_match_are_refused_in_one_sentence(alone: Job) -> None:

@@ -154,17 +154,6 @@ def test_an_older_checkpoint_and_changed_data_are_told_at_the_start(tmp_path: Pa
     assert job.events("end")[-1]["reason"] == "finished"
 
 
-def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    job = Job(tmp_path, 1)
-    job.run()
-    job.damage(STEPS)
-    (result,) = job.fails("--resume")
-    assert f"(damaged: {STEPS})" in result.err
-    (result,) = job.fails("--resume-from-step", "7")
-    assert "no rank has a complete checkpoint" in result.err
-    job.fails("--resume-from-step", "7", "--depth", "4", "--model-tag", "d3")
-
-
 def test_a_run_resumes_from_another_trainers_checkpoint(tmp_path: Path) -> None:
     job = Job(tmp_path, 1)
     job.run("--num-iterations", "6")

@@ -119,13 +119,6 @@ def test_a_run_goes_on_in_another_way_and_with_other_ranks(tmp_path: Path, whole
     assert job.losses()[4:] == pytest.approx(whole.losses()[4:], abs=0.1)
 
 
-def test_a_rank_without_rows_has_its_part_of_the_head(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    flags = ("--head", "shared", "--rank-rows", "0,12", "--eval-every", "6", "--eval-tokens", "500")
-    job.run(*flags, "--save-every", "4")
-    job.resumes_alike(*flags)
-
-
 @pytest.mark.long
 def test_killed_at_random_moments_with_a_shared_head(tmp_path: Path) -> None:
     kill_and_resume.endure(tmp_path, KILLS, ("--head", "shared", "--head-shares", "1,2", "--sync", "int8"))
