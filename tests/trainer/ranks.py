@@ -63,8 +63,7 @@ def start_each(
     """`python ARGV...` once for each rank; argv and environment may differ between them."""
     port, world = free_port(), len(argvs)
     return [
-        forked.Python(argv, TRAINER, environment(rank, world, port, extra(rank)), rank)
-        for rank, argv in enumerate(argvs)
+        forked.Python(argv, TRAINER, environment(rank, world, port, extra(rank))) for rank, argv in enumerate(argvs)
     ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -28,9 +29,11 @@ from nanochat.kit.common import Ranks, UserError
 from nanochat.kit.settings import Settings, parse, rank_shares
 from nanochat.parallel import comm
 from nanochat.record.metrics import Metrics
-from nanochat.rules import schedule
+from nanochat.rules.model_size import ModelConfig
+from nanochat.rules.schedule import StepSchedule
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import restore
+from nanochat.run.stage import RunStage
 from nanochat.run.state import TrainingProgress
 
 FLAGS = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(Settings)]
@@ -81,32 +84,11 @@ def test_any_command_line(line: list[tuple[str, str, bool]]) -> None:
     if "-h" in argv or "--help" in argv:
         return
     with told():
-        rank_shares(parse(argv), 2**19, 3)
-
-
-FIGURES = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([1e-300, 1.0, 12.0, 1e30, 1e300])
-COUNTS = st.integers(1, 2**50)
-
-
-@cases(2000)
-@given(
-    FIGURES, FIGURES, COUNTS, COUNTS, COUNTS, st.integers(1, 2**53) | st.just(-1), st.integers(1, 2**36) | st.just(-1)
-)
-def test_any_horizon(
-    ratio: float, flops: float, scaling: int, reference: int, each: int, iterations: int, batch: int
-) -> None:
-    line = [f"--target-param-data-ratio={ratio!r}", f"--target-flops={flops!r}", f"--num-iterations={iterations}"]
-    with told():
-        settings = parse([*line, f"--total-batch-size={batch}"])
-        plan = schedule.plan_training(
-            scaling_parameters=scaling, reference_parameters=reference, flops_per_token=each,
-            num_iterations=settings.num_iterations, target_flops=settings.target_flops,
-            target_param_data_ratio=settings.target_param_data_ratio, total_batch_size=settings.total_batch_size,
-        )  # fmt: skip
-        assert plan.total_batch_size >= 1
-        if plan.num_iterations >= 1:
-            for step in (0, plan.num_iterations // 2, plan.num_iterations - 1):
-                assert all(math.isfinite(value) for value in dataclasses.astuple(schedule.StepSchedule.at(plan, step)))
+        settings = parse(argv)
+        plan = RunStage().plan(settings, ModelConfig.from_depth(min(settings.depth, 64)))
+        rank_shares(settings, plan.total_batch_size, 3)
+        for step in (0, plan.num_iterations // 2, plan.num_iterations - 1):
+            assert all(math.isfinite(value) for value in dataclasses.astuple(StepSchedule.at(plan, step)))
 
 
 @cases(1000)
@@ -125,72 +107,63 @@ def test_any_environment(environ: dict[str, str]) -> None:
         common.check_device(environ.get("RANK", ""))
 
 
-def spoilt(content: Any, broken: bytes | None) -> bytes:
-    return json.dumps(content).encode() if broken is None else broken
-
-
-@cases(600)
-@given(
-    JSON | st.fixed_dictionaries({"files": JSON | st.lists(st.dictionaries(st.sampled_from(["name", "bytes", "sha256"]), JSON))}),
-    st.none() | BROKEN,
-)  # fmt: skip
-def test_any_list_of_a_checkpoint(content: Any, broken: bytes | None) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / checkpoints.list_name(5, 0)).write_bytes(spoilt(content, broken))
-        (folder / checkpoints.optimizer_name(5, 0)).write_bytes(b"")
-        assert checkpoints.whole_steps(folder) in ([], [5])
-        assert checkpoints.steps_in(folder) == [5]
-        assert checkpoints.writer_of(folder, 5) in (None, 0)
-        checkpoints.prune(folder, 1, [6])
-        checkpoints.set_aside(folder, checkpoints.steps_in(folder), print)
-
-
+FILES = (
+    checkpoints.list_name(5, 0),
+    checkpoints.meta_name(5),
+    checkpoints.model_name(5),
+    checkpoints.optimizer_name(5, 0),
+)
 MODEL = {"depth": 3}
-METAS = JSON | st.fixed_dictionaries(
+LISTS = st.fixed_dictionaries(
+    {"files": JSON | st.lists(st.dictionaries(st.sampled_from(["name", "bytes", "sha256"]), JSON))}
+)
+METAS = st.fixed_dictionaries(
     {"model_config": JSON | st.just(MODEL)},
     optional={
-        "loop_state": JSON
-        | st.dictionaries(st.sampled_from(["min_val_bpb", "smooth_train_loss", "total_training_time"]), JSON),
+        "loop_state": JSON | st.dictionaries(st.sampled_from(["min_val_bpb", "smooth_train_loss", "total_training_time"]), JSON),
         "val_bpb": JSON,
         "dataloader_state_dict": JSON | st.dictionaries(st.sampled_from(["pq_idx", "rg_idx", "epoch"]), JSON),
     },
-)
+)  # fmt: skip
+CONTENTS = (JSON | LISTS | METAS).map(lambda content: json.dumps(content).encode()) | BROKEN | st.binary(max_size=400)
+
+
+@functools.cache
+def whole_checkpoint() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as where:
+        folder = Path(where)
+        checkpoints.save(folder, 5, 0, {"state": {}}, {}, {"w": torch.ones(3)}, {"model_config": MODEL})
+        return {name: (folder / name).read_bytes() for name in FILES}
 
 
 @cases(1500)
-@given(METAS, st.none() | BROKEN)
-def test_any_meta_file(content: Any, broken: bytes | None) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / checkpoints.meta_name(5)).write_bytes(spoilt(content, broken))
-        with told(), restore.refusing_bad_content(folder, 5):
-            take_meta(folder)
+@given(st.sampled_from(FILES), CONTENTS)
+def test_any_file_of_a_checkpoint(name: str, content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as where:
+        folder = Path(where)
+        for file, whole in (whole_checkpoint() | {name: content}).items():
+            (folder / file).write_bytes(whole)
+        assert checkpoints.whole_steps(folder) in ([], [5])
+        for read in (
+            checkpoints.load_model,
+            take_meta,
+            lambda folder, step: checkpoints.load_optimizer(folder, step, 0),
+        ):
+            with told(), restore.refusing_bad_content(folder, 5):
+                read(folder, 5)
+        checkpoints.prune(folder, 1, [6])
+        checkpoints.set_aside(folder, checkpoints.steps_in(folder), print)
+        assert checkpoints.steps_in(folder) == []
 
 
-def take_meta(folder: Path) -> TrainingProgress:
-    """Load the meta file of step 5 as resuming does."""
-    meta, progress = checkpoints.load_meta(folder, 5), TrainingProgress()
+def take_meta(folder: Path, step: int) -> None:
+    """Load a meta file as resuming does."""
+    meta, progress = checkpoints.load_meta(folder, step), TrainingProgress()
     config = dataclasses.make_dataclass("Config", [("depth", int)])(3)
-    restore.check_same_model(config, meta, folder, 5)
-    restore.restore_progress(progress, meta, 5)
+    restore.check_same_model(config, meta, folder, step)
+    restore.restore_progress(progress, meta, step)
     assert isinstance(progress.smooth_loss, float)
-    dataloader._checked({"epoch": 1, **restore.saved_position(meta)}, 3, folder)
-    return progress
-
-
-@cases(300)
-@given(st.binary(max_size=400) | BROKEN)
-def test_any_checkpoint_file(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for part in (checkpoints.model_name(5), checkpoints.optimizer_name(5, 0), checkpoints.meta_name(5)):
-            (folder / part).write_bytes(data)
-        assert checkpoints.whole_steps(folder) == []
-        with pytest.raises(UserError):
-            checkpoints.load_model(folder, 5)
-        with pytest.raises(UserError):
-            checkpoints.load_optimizer(folder, 5, 0)
+    dataloader._checked({"epoch": 1, **meta["dataloader_state_dict"]}, 3, folder)
 
 
 TOKENS = tokenizer.load(DATA / "tokenizer")

@@ -47,30 +47,18 @@ def test_every_step_has_its_line_in_the_log_of_each_host(job: Job) -> None:
     assert lines[3][2] == "25.00"
     # These ranks share a host, so only the first one prints.
     assert not LINE.findall(second)
-
-
-def test_start_up_says_what_will_happen(job: Job) -> None:
-    out = (job.folder / "out").read_text()
-    for expected in (
-        "n_layer: 3", "total                   : 528,488", "Estimated FLOPs per token: 2.507328e+06",
-        "Matrix products: fp32 through ", "Scaling LRs by 0.0383", "Scaling weight decay from 0.280000",
-        "Tokens / micro-batch / rank: 2 x 64 = 128", "gradient accumulation steps: 3", "Ranks: 2, rows per step: 6, 6",
-    ):  # fmt: skip
-        assert expected in out
+    for expected in ("Scaling LRs by 0.0383", "Scaling weight decay from 0.280000", "Ranks: 2, rows per step: 6, 6"):
+        assert expected in first
 
 
 def test_every_rank_records_what_it_did(job: Job) -> None:
     """tests/pins has the figures of these events."""
     for rank in (0, 1):
-        (start,) = job.events("start", rank)
-        assert (start["run"], start["resumed_from"]) == ("tiny", None)
-        assert all(event.keys() >= STEP_KEYS and event["bytes_sent"] > 0 for event in job.events("step", rank))
+        assert all(event.keys() >= STEP_KEYS for event in job.events("step", rank))
         beat = json.loads((job.base(rank) / f"heartbeat-rank{rank}.json").read_text())
         assert (beat["phase"], beat["step"], beat["steps"], beat["world"]) == ("end", STEPS, STEPS, 2)
     assert [e["step"] for e in job.events("eval")] == [5, 10, STEPS]
-    assert [e["loss"] for e in job.events("step", 0)] == [e["loss"] for e in job.events("step", 1)]
     assert len({e["attempt_id"] for rank in (0, 1) for e in job.events("start", rank)}) == 1
-    assert job.events("eval", 1) == []
     assert {e["step"] for e in job.events("sample")} == {6, STEPS}
 
 
@@ -82,32 +70,21 @@ def test_ranks_with_and_without_kernels_end_with_the_same_weights(tmp_path: Path
     assert [job.events("end", rank)[0]["identical"] for rank in (0, 1)] == [True, True]
 
 
-def test_field_09_settings_that_differ_are_refused(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    for result in job.fails(extra={1: ["--matrix-lr", "0.03"]}):
-        assert re.search(r"differ in setting matrix_lr: rank 0 \(.*\) has 0.02, rank 1 \(.*\) has 0.03", result.err)
-    assert job.events("end", 1)[-1]["reason"] == "error"
-
-
-def test_field_07_data_that_differ_are_refused(tmp_path: Path) -> None:
+def test_field_07_field_09_settings_and_data_that_differ_are_refused(tmp_path: Path) -> None:
+    """Of the tokenizer only the numbers of bytes differ, which would change bits per byte alone."""
     job = Job(tmp_path, 2)
     shutil.copytree(DATA, tmp_path / "data1")
     folder = tmp_path / "data1" / "base_data_climbmix"
     job.more[1] = {"NANOCHAT_DATA_DIR": str(folder)}
     missing = min(folder.iterdir())
     missing.unlink()
-    for result in job.fails():
-        assert re.search(rf"differ in shard {missing.name}: rank 0 .* has \d+ bytes, rank 1 .* has nothing", result.err)
-
-
-def test_field_07_tokenizers_with_different_byte_counts_are_refused(tmp_path: Path) -> None:
-    """The tokens are the same, but not their numbers of bytes: only bits per byte would differ."""
-    job = Job(tmp_path, 2)
     shutil.copytree(DATA / "tokenizer", job.base(1) / "tokenizer")
     path = job.base(1) / "tokenizer" / "token_bytes.pt"
     torch.save(torch.load(path) + 1, path)
-    for result in job.fails():
-        assert "differ in tokenizer sizes" in result.err
+    for result in job.fails(extra={1: ["--matrix-lr", "0.03"]}):
+        assert re.search(r"differ in setting matrix_lr: rank 0 \(.*\) has 0.02, rank 1 \(.*\) has 0.03", result.err)
+        assert f"(and 2 more: tokenizer sizes, shard {missing.name})" in result.err
+    assert job.events("end", 1)[-1]["reason"] == "error"
 
 
 # Vectors of torch, and of its library of products; the first rank has all that this machine has.
@@ -141,20 +118,6 @@ def test_field_21_unlike_processors_hold_the_same_weights(sync: str, head: str, 
     capabilities = [job.events("start", rank)[0]["capability"] for rank in (0, 1)]
     assert capabilities[1] == {"default": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}[vectors]
     assert job.final_digest() and list(job.checkpoints(1).glob("model_*"))
-
-
-def test_a_loss_of_nan_stops_all_ranks(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    for result in job.fails("--matrix-lr", "1e30", "--warmup-steps", "0"):
-        assert "the loss is nan at step" in result.err
-    assert not list(job.checkpoints(0).glob("model_*"))
-
-
-def test_no_data_is_refused(tmp_path: Path) -> None:
-    job = Job(tmp_path, 1, tmp_path / "nothing")
-    (tmp_path / "nothing").mkdir()
-    (result,) = job.fails()
-    assert "tokenizer" in result.err
 
 
 def torchrun(node: int, nodes: int, port: int, *words: str) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,7 +139,7 @@ def test_control_characters_are_not_printed(
 
 
 def test_a_long_conversation_is_cut_to_what_the_model_sees(base: Path, tokens: Tokenizer) -> None:
-    args = chat_cli._arguments(["--max-tokens=20"])
+    args = Namespace(max_tokens=20)
     model = engine.load_model(base / "chatsft_checkpoints/d2", 5, tokens)
     talk = chat_cli.Dialogue(model, tokens, args, answers=True)
     for number in range(20):
@@ -155,8 +156,8 @@ def test_missing_checkpoints_and_bad_flags_are_refused(
     for flags, told in (
         ([], "there is no checkpoint in"),
         (["-g", "d9"], "there is no checkpoint named d9"),
-        (["-k", "-1"], "--top-k -1: must not be negative"),
-        (["--max-tokens", "0"], "--max-tokens 0: must be at least 1"),
+        (["-k", "-1"], "-k/--top-k: -1 is less than 0"),
+        (["--max-tokens", "0"], "--max-tokens: 0 is less than 1"),
     ):
         monkeypatch.setattr("sys.argv", ["chat_cli", *flags])
         assert exit_code(lambda: chat_cli.main(None)) == 2

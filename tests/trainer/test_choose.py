@@ -128,6 +128,11 @@ def test_the_newest_step_complete_on_any_rank_is_chosen(hosts: Hosts) -> None:
     assert hosts.choose() == [ChosenStep(10, 0, (20,)), ChosenStep(10, 1, (20,))]
     hosts.save(30, 1)
     assert hosts.choose() == [ChosenStep(30, None), ChosenStep(30, 1)]
+    assert hosts.choose(10) == [ChosenStep(10, 0), ChosenStep(10, 1)]
+    with pytest.raises(
+        BadCheckpoint, match=r"--resume-from-step 7: no rank has a complete checkpoint .* of steps 10, 20"
+    ):
+        hosts.choose(7)
 
 
 def test_damaged_checkpoints_do_not_lead_to_a_start_from_scratch(hosts: Hosts) -> None:
@@ -219,6 +224,17 @@ def test_ranks_that_trained_apart_take_the_weights_of_one(hosts: Hosts) -> None:
     assert [float(checkpoints.load_model(folder, 10)["w"][0]) for folder in hosts.folders] == [1.0, 1.0]
     # The list of what it made itself is no longer true.
     assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, 0)]
+
+
+@pytest.mark.parametrize(
+    "name", ["../.bashrc", "/etc/passwd", "", ".", "model_000011.pt", "model_000010.pt/../x", "model_000010.pt\n"]
+)
+def test_only_files_of_the_step_are_received(name: str, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.save(10, 0)
+    monkeypatch.setattr(resume, "_held", lambda folder, found: [(name, 3, "0" * 64)] if found.writer == 0 else [])
+    with pytest.raises(UserError, match=r"rank 0 would send .* as a file of step 10"):
+        hosts.obtain()
+    assert hosts.names(1) == []
 
 
 def test_upstreams_checkpoint_is_sent_with_all_its_ranks_files(hosts: Hosts) -> None:

@@ -32,16 +32,6 @@ def base(base_folder: Path, model: GPT) -> Path:
     return base_folder
 
 
-def test_the_cache_changes_nothing(model: GPT, tokens: Tokenizer) -> None:
-    prompt = tokens.encode("import sys and go on", bos=True)
-    ids = list(prompt)
-    for dummy in range(160):
-        ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
-    found = list(engine.generate(model, prompt, 160, temperature=0.0))
-    assert found == ids[len(prompt) :]
-    assert len(set(found)) > 20
-
-
 def test_sampling_follows_seed_and_top_k(model: GPT) -> None:
     def draw(seed: int, top_k: int | None = None) -> list[int]:
         return list(engine.generate(model, [503, 1, 2], 20, temperature=1.5, top_k=top_k, seed=seed))

@@ -21,13 +21,12 @@ AT_ONCE = 4
 # Longer than any wait may take, and shorter than a test would like to wait.
 LATE = 300
 FLAGS = (
-    "--num-iterations", "4", "--save-every", "2", "--eval-every", "2", "--eval-tokens", "400", "--sample-every", "2",
+    "--num-iterations", "4", "--save-every", "2", "--eval-every", "2", "--eval-tokens", "400",
     "--timeout-seconds", "10", "--resume",
 )  # fmt: skip
 # By the phase in a case's name: the trainer's phase, and the first step in which it freezes.
 PHASES = {
-    "rendezvous": ("rendezvous", 0), "agree": ("agree", 0), "resume": ("resume", 0), "data": ("data", 1),
-    "step": ("forward_backward", 1), "sync": ("sync", 1), "eval": ("eval", 1), "sample": ("sample", 1),
+    "rendezvous": ("rendezvous", 0), "agree": ("agree", 0), "data": ("data", 1), "sync": ("sync", 1), "eval": ("eval", 1),
     "save": ("save", 1), "end": ("end", 0),
 }  # fmt: skip
 # Each phase with one rank frozen, alternately 0 and 1; the other rank's case is marked `long`.

@@ -39,7 +39,7 @@ class Checkout:
         place = {"LOCAL_RANK": "0", "PYTHONPATH": ""}
         environments = [ranks.environment(rank, world, port, place | self.base(rank)) for rank in range(world)]
         return [
-            forked.Python(self.argv(rank, flags, own), self.path, environment, rank)
+            forked.Python(self.argv(rank, flags, own), self.path, environment)
             for rank, environment in enumerate(environments)
         ]
 

@@ -90,7 +90,7 @@ def test_the_same_texts_give_the_same_bytes_in_any_folder(run: Run, tmp_path: Pa
     [
         (["--from", "{empty}", "--out", "{out}", "--shards", "2"], "gave 0 document(s) from 0 file(s), too few for 2"),
         (["--from", "{text}", "--out", "{out}", "--shards", "1000"], "too few for 1000 shards"),
-        (["--from", "{text}", "--out", "{out}", "--shards", "1"], "--shards 1: must be at least 2"),
+        (["--from", "{text}", "--out", "{out}", "--shards", "1"], "--shards: 1 is less than 2"),
         (["--from", "{text}/none", "--out", "{out}", "--shards", "2"], "neither a file nor a folder"),
         (["--from", "{text}", "--out", "{text}", "--shards", "2"], "is not empty"),
         (["--from", "{text}", "--out", "{text}/long.txt/x", "--shards", "2"], "cannot write"),

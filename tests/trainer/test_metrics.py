@@ -60,6 +60,8 @@ def test_a_full_disk_is_reported_once_and_training_continues(
 
 def test_field_19_the_heartbeat_shows_the_phase_and_its_begin(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat-rank1.json"
+    # A request to an earlier process of this rank.
+    (tmp_path / "hang-up-rank1").touch()
     heart = Heartbeat(path, rank=1, world=2, every=0.02)
     assert json.loads(path.read_text())["phase"] == "start"
     heart.steps = 500

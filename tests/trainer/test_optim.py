@@ -34,19 +34,6 @@ def test_rows_left_alone_end_with_the_bits_of_a_dense_optimizer(columns: int) ->
         assert torch.equal(getattr(lazy, name), getattr(dense, name)), name
 
 
-def test_catching_up_in_between_changes_no_bit() -> None:
-    first, second = model_of(vocab_size=400), model_of(vocab_size=400)
-    often, late = Optimizer(first, RATES), Optimizer(second, RATES)
-    for number in range(REFRESH_STEPS + 5):
-        train(first, often, 1, seed=number)
-        train(second, late, 1, seed=number)
-        if number % 3 == 0:
-            often.catch_up()
-    often.catch_up()
-    late.catch_up()
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-
-
 def test_rows_lag_behind_no_longer_than_their_turn() -> None:
     model = model_of(vocab_size=400)
     optimizer = Optimizer(model, RATES)

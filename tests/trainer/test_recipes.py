@@ -19,18 +19,17 @@ from trainings import Job
 STAGE = '(BASE, SFT, Stage("more", "scripts.more", "more_checkpoints"))'
 MORE = """
 import sys
-from pathlib import Path
 from typing import ClassVar
 from nanochat.kit.common import exit_code
 from nanochat.kit.settings import BaseModelSettings, parse_later
 from nanochat.rules.stages import STAGES
 from nanochat.run.fine_tuning import inherited
 from nanochat.run.program import run_stage
-from nanochat.run.stage import BaseModel, RunStage
+from nanochat.run.stage import RunStage
 class More(RunStage):
     folder = STAGES["more"].folder
     def __init__(self, settings):
-        self.base = BaseModel(Path(settings.base_checkpoints), settings.model_step, optimizer=True)
+        self.base = settings
 class MoreSettings(BaseModelSettings):
     script: ClassVar[str] = STAGES["more"].script
     purpose: ClassVar[str] = "Pretrain a nanochat model further"

@@ -25,31 +25,23 @@ KILLS = [1, pytest.param(5, marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """The digest of the weights at the end of a whole run, by world size."""
-    digests = {}
-    for world in (1, 2):
-        job = Job(tmp_path_factory.mktemp(f"whole{world}"), world)
-        job.run()
-        digests[world] = job.final_digest()
-    return digests
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the weights at the end of a whole run of two ranks."""
+    job = Job(tmp_path_factory.mktemp("whole"), 2)
+    job.run()
+    return job.final_digest()
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_resumed_run_ends_like_an_uninterrupted_one(
-    world: int, tmp_path: Path, uninterrupted: dict[int, str]
-) -> None:
-    job = Job(tmp_path, world)
+def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path, uninterrupted: str) -> None:
+    job = Job(tmp_path, 2)
     job.run("--save-every", "4")
     job.damage(STEPS)
     job.run("--resume")
     assert job.events("start")[-1]["resumed_from"] == 8
-    assert job.final_digest() == uninterrupted[world]
+    assert job.final_digest() == uninterrupted
 
 
-def test_field_18_a_rank_that_lost_its_checkpoints_gets_them_from_another(
-    tmp_path: Path, uninterrupted: dict[int, str]
-) -> None:
+def test_field_18_a_rank_that_lost_its_checkpoints_gets_them_from_another(tmp_path: Path, uninterrupted: str) -> None:
     job = Job(tmp_path, 2)
     job.run("--save-every", "4", "--keep-checkpoints", "-1")
     for step in (8, STEPS):
@@ -57,11 +49,11 @@ def test_field_18_a_rank_that_lost_its_checkpoints_gets_them_from_another(
     shutil.rmtree(job.checkpoints(1))
     job.run("--resume", "--save-every", "4")
     assert [job.events("start", rank)[-1]["resumed_from"] for rank in (0, 1)] == [4, 4]
-    assert job.final_digest() == uninterrupted[2]
+    assert job.final_digest() == uninterrupted
     shutil.rmtree(job.checkpoints(0))
     job.run("--resume-from-step", "8")
     assert job.events("start")[-1]["resumed_from"] == 8
-    assert job.final_digest() == uninterrupted[2]
+    assert job.final_digest() == uninterrupted
 
 
 class SharedFolder(Job):
@@ -97,11 +89,6 @@ def test_missing_error_feedback_starts_at_zero(tmp_path: Path, packed: str) -> N
     assert "Error feedback starts at zero on rank 1, because none was saved for these ranks and rows" in out
     # Everything else is restored, so only the bits differ.
     assert job.final_digest() != packed
-    three = Job(tmp_path, 3)
-    assert (
-        "Error feedback starts at zero on rank 0, 1, 2"
-        in three.run("--sync", "int8", "--resume", "--num-iterations", "14")[0]
-    )
 
 
 def test_a_width_that_does_not_divide_into_blocks_is_refused(tmp_path: Path) -> None:
@@ -109,7 +96,7 @@ def test_a_width_that_does_not_divide_into_blocks_is_refused(tmp_path: Path) -> 
         assert "--sync int8: a model 30 wide cannot be divided into blocks of 16; use bf16." in result.err
 
 
-def test_sigterm_on_one_rank_makes_all_save_and_exit_0(tmp_path: Path, uninterrupted: dict[int, str]) -> None:
+def test_sigterm_on_one_rank_makes_all_save_and_exit_0(tmp_path: Path, uninterrupted: str) -> None:
     job = Job(tmp_path, 2)
     processes = job.start("--num-iterations", str(STEPS), slow=True)
     job.wait_for_step(3)
@@ -120,7 +107,7 @@ def test_sigterm_on_one_rank_makes_all_save_and_exit_0(tmp_path: Path, uninterru
     assert stopped["steps"] < STEPS
     job.run("--resume")
     assert job.events("start")[-1]["resumed_from"] == stopped["steps"]
-    assert job.final_digest() == uninterrupted[2]
+    assert job.final_digest() == uninterrupted
 
 
 @pytest.mark.parametrize("count", KILLS)
@@ -165,17 +152,6 @@ def test_an_older_checkpoint_and_changed_data_are_told_at_the_start(tmp_path: Pa
     changed = f"Step 8: the data have changed since ({first.name}), and training continues with what is there now"
     assert changed in out and job.events("start")[-1]["notices"] == [older, changed]
     assert job.events("end")[-1]["reason"] == "finished"
-
-
-def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    job = Job(tmp_path, 1)
-    job.run()
-    job.damage(STEPS)
-    (result,) = job.fails("--resume")
-    assert f"(damaged: {STEPS})" in result.err
-    (result,) = job.fails("--resume-from-step", "7")
-    assert "no rank has a complete checkpoint" in result.err
-    job.fails("--resume-from-step", "7", "--depth", "4", "--model-tag", "d3")
 
 
 def test_a_run_resumes_from_another_trainers_checkpoint(tmp_path: Path) -> None:

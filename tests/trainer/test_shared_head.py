@@ -21,7 +21,6 @@ from nanochat.parallel.shared_head import decide_head
 from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.shares import part_bounds
 from nanochat.rules.ways import choose_head, shared_bytes, whole_bytes
-from nanochat.run.optim_file import OURS_KEY
 
 KILLS = int(os.environ.get("KILLS", "1"))
 
@@ -79,9 +78,8 @@ def test_parts_that_do_not_fit_are_refused(line: str, rows: list[int], words: st
 
 def moments(job: Job, rank: int = 0, step: int = STEPS) -> dict[str, Tensor]:
     found: dict[str, Any] = torch.load(job.checkpoints(rank) / f"optim_{step:06d}_rank{rank}.pt", weights_only=True)
-    parts = {**found[OURS_KEY]["others"], rank: found["state"]}
-    # The head is the optimizer's first parameter, stored by rows.
-    return {key: torch.cat([parts[one][0][key] for one in sorted(parts)]) for key in ("exp_avg", "exp_avg_sq")}
+    # The head is the optimizer's first parameter.
+    return {key: found["state"][0][key] for key in ("exp_avg", "exp_avg_sq")}
 
 
 def weights(job: Job, rank: int = 0, step: int = STEPS) -> dict[str, Tensor]:
@@ -119,13 +117,6 @@ def test_a_run_goes_on_in_another_way_and_with_other_ranks(tmp_path: Path, whole
     assert [event["step"] for event in job.events("step")] == list(range(STEPS))
     # Steps of shorter runs had other learning rates, but no rank started anything afresh.
     assert job.losses()[4:] == pytest.approx(whole.losses()[4:], abs=0.1)
-
-
-def test_a_rank_without_rows_has_its_part_of_the_head(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    flags = ("--head", "shared", "--rank-rows", "0,12", "--eval-every", "6", "--eval-tokens", "500")
-    job.run(*flags, "--save-every", "4")
-    job.resumes_alike(*flags)
 
 
 @pytest.mark.long

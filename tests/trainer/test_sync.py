@@ -16,7 +16,7 @@ import ranks
 import torch
 from torch import Tensor
 
-from nanochat.kit.common import Ranks
+from nanochat.kit.common import Ranks, UserError
 from nanochat.model import gradients
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT
@@ -26,7 +26,7 @@ from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer
 from nanochat.parallel.agreement import digests, start_alike
 from nanochat.parallel.comm import Comm, connect
 from nanochat.parallel.shared_head import FIRST_TAG, SharedHead
-from nanochat.parallel.sync import Notice, Sync, make_sync, share_out
+from nanochat.parallel.sync import Notice, Sync, check_ids, make_sync, share_out
 from nanochat.parallel.wire import WIRES
 from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import StepSchedule
@@ -254,3 +254,12 @@ def test_matrices_are_shared_out_as_fast_as_the_ranks_are() -> None:
     assert (owners.count(0), owners.count(1)) == (8, 4)
     assert set(share_out(shapes, [1] * 5).values()) == set(range(5))
     assert share_out({"one": torch.Size((4, 4))}, [1, 1, 1]) == {"one": 0}
+
+
+@pytest.mark.parametrize("ids", [[-1, 3], [3, 300], [2**31 - 1], [-(2**31)]])
+def test_token_ids_without_a_row_are_refused(ids: list[int]) -> None:
+    check_ids(torch.tensor([0, 299], dtype=torch.int32), 300, 1)
+    check_ids(torch.empty(0, dtype=torch.int32), 300, 1)
+    with pytest.raises(UserError, match=r"rank 1 has token ids between .*, but the tables have 300 rows") as caught:
+        check_ids(torch.tensor(ids, dtype=torch.int32), 300, 1)
+    assert caught.value.blames == [1]

@@ -11,18 +11,18 @@ Ctrl-C interrupts an answer, Ctrl-D or /quit exits, /clear starts a new conversa
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import contextlib
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from nanochat.data import conversation, tokenizer
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError, base_dir, check_device, exit_code, tokenizer_dir
-from nanochat.kit.settings import check_least
+from nanochat.kit.settings import Parser, at_least
 from nanochat.model.gpt import GPT
 from nanochat.rules.messages import Message
 from nanochat.rules.stages import BASE, SFT
@@ -30,24 +30,8 @@ from nanochat.run import checkpoint_manager, engine
 
 # Characters that a terminal interprets, since a model may emit any: control characters except tab and line feed, and direction marks.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+COMMANDS = "Ctrl-C interrupts an answer, Ctrl-D or /quit exits, /clear starts a new conversation."
 FOLDERS = {stage.name: stage.folder for stage in (BASE, SFT)}
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scripts.chat_cli", description="Chat with a checkpoint.")
-    parser.add_argument("-i", "--source", default="", choices=["", *FOLDERS], help="default: the newest")
-    parser.add_argument("-g", "--model-tag", default=None, help="checkpoint folder (default: the one changed last)")
-    parser.add_argument("-s", "--step", type=int, default=None, help="step of the checkpoint (default: the newest)")
-    parser.add_argument("-p", "--prompt", default="", help="answer this prompt and exit")
-    parser.add_argument("-t", "--temperature", type=float, default=0.6, help="0 always picks the most likely token")
-    parser.add_argument("-k", "--top-k", type=int, default=50, help="choose among this many most likely tokens; 0: all")
-    parser.add_argument("--seed", type=int, default=42, help="the same seed and input give the same answers")
-    parser.add_argument("--max-tokens", type=int, default=256, help="maximum tokens of an answer")
-    parser.add_argument("--device-type", default="", help="cpu, as nanochat's scripts say it")
-    args = parser.parse_args(argv)
-    check_device(args.device_type)
-    check_least(args, temperature=0, top_k=0, max_tokens=1)
-    return args
 
 
 def choose_folder(source: str, tag: str | None) -> tuple[str, Path]:
@@ -68,13 +52,10 @@ def choose_folder(source: str, tag: str | None) -> tuple[str, Path]:
     return name, place
 
 
-COMMANDS = "Ctrl-C interrupts an answer, Ctrl-D or /quit exits, /clear starts a new conversation."
-
-
 class Dialogue:
     """A model and the conversation so far."""
 
-    def __init__(self, model: GPT, tokens: Tokenizer, args: argparse.Namespace, answers: bool) -> None:
+    def __init__(self, model: GPT, tokens: Tokenizer, args: Namespace, answers: bool) -> None:
         self.model, self.tokens, self.args, self.answers = model, tokens, args, answers
         self.messages: list[Message] = []
         self.turn = 0
@@ -138,7 +119,22 @@ class Dialogue:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _arguments(argv)
+    parser = Parser(prog="python -m scripts.chat_cli", description="Chat with a checkpoint.")
+    parser.add_argument("-i", "--source", default="", choices=["", *FOLDERS], help="default: the newest")
+    parser.add_argument("-g", "--model-tag", default=None, help="checkpoint folder (default: the one changed last)")
+    parser.add_argument("-s", "--step", type=int, default=None, help="step of the checkpoint (default: the newest)")
+    parser.add_argument("-p", "--prompt", default="", help="answer this prompt and exit")
+    parser.add_argument(
+        "-t", "--temperature", type=at_least(0, float), default=0.6, help="0 always picks the most likely token"
+    )
+    parser.add_argument(
+        "-k", "--top-k", type=at_least(0), default=50, help="choose among this many most likely tokens; 0: all"
+    )
+    parser.add_argument("--seed", type=int, default=42, help="the same seed and input give the same answers")
+    parser.add_argument("--max-tokens", type=at_least(1), default=256, help="maximum tokens of an answer")
+    parser.add_argument("--device-type", default="", help="cpu, as nanochat's scripts say it")
+    args = parser.parse_args(argv)
+    check_device(args.device_type)
     tokens = tokenizer.load(tokenizer_dir())
     source, folder = choose_folder(args.source, args.model_tag)
     step = engine.newest_model(folder) if args.step is None else args.step

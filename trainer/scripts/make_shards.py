@@ -15,23 +15,23 @@ The output folder appears whole or not at all.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import hashlib
 import inspect
 import os
 import shutil
 import sys
+from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 from pyarrow import parquet as pq
 
 from nanochat.data.dataset import EVERY_TOKEN, TEXT
 from nanochat.kit.common import UserError, exit_code
-from nanochat.kit.settings import check_least
+from nanochat.kit.settings import Parser, at_least
 
 # Packages installed inside Python's own library are many times its size and differ between machines.
 PACKAGES = ("site-packages", "dist-packages")
@@ -42,16 +42,6 @@ LEAST_PROSE = 60  # characters
 PROSE_LETTERS = 0.85
 # The ranks of a checkout share a shard by row groups, so a shard should have many.
 FEWEST_GROUPS = 16
-
-
-class ReadTexts(NamedTuple):
-    """The documents of all files, and the number of skipped files by reason."""
-
-    documents: list[str]
-    files: int
-    binary: int
-    empty: int
-    unreadable: int
 
 
 def list_files(sources: Sequence[Path], suffixes: Sequence[str], left_out: Sequence[str] = PACKAGES) -> list[Path]:
@@ -98,31 +88,26 @@ def prose(program: str) -> str:
     return "\n\n".join(text for text in texts if letters[text] > PROSE_LETTERS * len(text))
 
 
-def read_documents(files: Sequence[Path], longest: int, only_prose: bool = False) -> ReadTexts:
-    """The texts of all files, in an order that depends only on their content."""
+def read_documents(files: Sequence[Path], longest: int, only_prose: bool = False) -> tuple[list[str], Counter[str]]:
+    """The texts of all files, in an order that depends only on their content, and the number of skipped files by reason."""
     documents: list[str] = []
-    binary = empty = unreadable = 0
+    skipped: Counter[str] = Counter()
     for path in files:
         try:
-            data = path.read_bytes()
-        except OSError:
-            unreadable += 1
-            continue
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            binary += 1
+            text = path.read_bytes().decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            skipped["unreadable" if isinstance(error, OSError) else "binary"] += 1
             continue
         if only_prose and path.suffix == ".py":
             text = prose(text)
         if "\0" in text:
-            binary += 1
+            skipped["binary"] += 1
         elif not text.strip():
-            empty += 1
+            skipped["empty"] += 1
         else:
             documents.extend(piece for piece in cut(text, longest) if piece.strip())
     documents.sort(key=lambda text: hashlib.sha256(text.encode()).digest())
-    return ReadTexts(documents, len(files), binary, empty, unreadable)
+    return documents, skipped
 
 
 def write_shards(documents: Sequence[str], folder: Path, shards: int, docs_per_group: int) -> None:
@@ -137,55 +122,49 @@ def write_shards(documents: Sequence[str], folder: Path, shards: int, docs_per_g
             os.fsync(file.fileno())
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scripts.make_shards", description="Make shards from text files.")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(prog="python -m scripts.make_shards", description="Make shards from text files.")
     parser.add_argument("--from", dest="sources", type=Path, nargs="+", required=True, help="folders or files of text")
     parser.add_argument("--out", type=Path, required=True, help="output folder; must be empty or new")
-    parser.add_argument("--shards", type=int, required=True, help="number of shards; the last is validation")
-    parser.add_argument("--docs-per-group", type=int, default=64, help="maximum documents per row group")
+    parser.add_argument("--shards", type=at_least(2), required=True, help="number of shards; the last is validation")
+    parser.add_argument("--docs-per-group", type=at_least(1), default=64, help="maximum documents per row group")
     parser.add_argument(
-        "--doc-chars", type=int, default=10_000, help="split longer files into documents of this length"
+        "--doc-chars", type=at_least(1), default=10_000, help="split longer files into documents of this length"
     )
     parser.add_argument("--suffix", nargs="*", default=[], help="only files with these endings (default: all)")
     parser.add_argument("--prose", action="store_true", help="of Python files only docstrings and help")
     args = parser.parse_args(argv)
-    check_least(args, shards=2, docs_per_group=1, doc_chars=1)
-    return args
+    try:
+        make(args)
+    except OSError as error:
+        raise UserError(f"cannot write {error.filename or args.out}: {error.strerror or error}.") from None
 
 
-def make(args: argparse.Namespace) -> ReadTexts:
+def make(args: Namespace) -> None:
     """Read, write to a folder beside the target, then rename it."""
     out: Path = args.out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: is not empty; use a new folder, or remove this one first.")
     suffixes = [suffix if suffix.startswith(".") else "." + suffix for suffix in args.suffix]
     left_out = (*PACKAGES, *TESTS) if args.prose else PACKAGES
-    found = read_documents(list_files(args.sources, suffixes, left_out), args.doc_chars, args.prose)
-    if len(found.documents) < args.shards:
+    files = list_files(args.sources, suffixes, left_out)
+    documents, skipped = read_documents(files, args.doc_chars, args.prose)
+    if len(documents) < args.shards:
         raise UserError(
-            f"{' '.join(map(str, args.sources))} gave {len(found.documents)} document(s) from {found.files} file(s), "
+            f"{' '.join(map(str, args.sources))} gave {len(documents)} document(s) from {len(files)} file(s), "
             f"too few for {args.shards} shards; add text, lower --shards or change --suffix."
         )
     fresh = out.with_name(f".{out.name}.new-{os.getpid()}")
     try:
         fresh.mkdir(parents=True)
-        write_shards(found.documents, fresh, args.shards, args.docs_per_group)
+        write_shards(documents, fresh, args.shards, args.docs_per_group)
         fresh.rename(out)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return found
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    args = _arguments(argv)
-    try:
-        found = make(args)
-    except OSError as error:
-        raise UserError(f"cannot write {error.filename or args.out}: {error.strerror or error}.") from None
-    characters = sum(map(len, found.documents))
     print(
-        f"wrote {args.shards} shards with {len(found.documents)} documents of {characters} characters to {args.out}; "
-        f"of {found.files} files {found.binary} were not UTF-8 text, {found.empty} empty, {found.unreadable} unreadable"
+        f"wrote {args.shards} shards with {len(documents)} documents of {sum(map(len, documents))} characters to {args.out}; "
+        f"of {len(files)} files {skipped['binary']} were not UTF-8 text, {skipped['empty']} empty, "
+        f"{skipped['unreadable']} unreadable"
     )
 
 

@@ -371,11 +371,9 @@ def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:
 
 
 def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[str, int]:
-    numbers = [position.get(key) for key in START]
-    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-    if not whole or not 0 <= position["pq_idx"] < files:
-        at = dict(position)
+    whole = {key: operator.index(position[key]) for key in START}
+    if not 0 <= whole["pq_idx"] < files:
         raise DataError(
-            f"the checkpoint's position in the data, {at}, does not exist in {folder}, which has {files} file(s)."
+            f"the checkpoint's position in the data, {whole}, does not exist in {folder}, which has {files} file(s)."
         )
-    return position
+    return whole

@@ -24,7 +24,6 @@ from torch import Tensor
 from nanochat.join.optimizer import FILES_KEY, JoinedOptimizer
 from nanochat.join.world import World
 from nanochat.kit.common import UserError
-from nanochat.kit.expected import matching
 from nanochat.parallel.agreement import check_identical, start_alike
 from nanochat.record.journal import Journal
 from nanochat.rules.causes import Cause
@@ -156,8 +155,7 @@ class Script:
 
     def _first_step(self) -> None:
         self.journal.heartbeat.steps = self.steps
-        drawn, fits = secrets.token_hex(8), matching("[0-9a-f]{16}")
-        attempt = self.comm.exchange("the name of this attempt", drawn, patient=True, fits=fits)[0]
+        attempt = self.comm.exchange("the name of this attempt", secrets.token_hex(8), patient=True)[0]
         self.journal.open_tracker(self.resumed_from is not None)
         self.journal.record(
             "start", self.step, rank=self.comm.rank, world=self.comm.world, run=self.journal.settings.run,

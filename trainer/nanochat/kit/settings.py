@@ -23,23 +23,23 @@ Kind = TypeVar("Kind", bound="Settings")
 OfBase = TypeVar("OfBase", bound="BaseModelSettings")
 
 # Larger figures are typing errors that would take all time or memory.
-LIMITS = {
-    "depth": 1024,
-    "aspect_ratio": 4096,
-    "head_dim": 8192,
-    "max_seq_len": 2**24,
-    "device_batch_size": 2**24,
-    "total_batch_size": 2**36,
-}
-MOST, LARGEST = 2**53, 1e30
+MOST, LARGEST, MOST_ROWS, MOST_BATCH = 2**53, 1e30, 2**24, 2**36
 # Ranks may write to different places; all other settings must agree.
 PER_RANK = ("kernels", "run_dir", "conversations", "val_conversations", "base_checkpoints")
 
 
-def option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
-    """One setting: its default, its --help text and its choices, if any."""
+def option(
+    default: Any,
+    text: str,
+    choices: tuple[str, ...] = (),
+    least: float = -LARGEST,
+    most: float = LARGEST,
+    also: float | None = None,
+) -> Any:
+    """One setting: its default, its --help text, its choices or limits, and a number beyond them that has a meaning of its own."""
+    known = {"help": text, "choices": choices, "least": least, "most": most, "also": also}
     # Called in the body of the dataclass below, only through this function.
-    return dataclasses.field(default=default, metadata={"help": text, "choices": choices})  # pylint: disable=invalid-field-call
+    return dataclasses.field(default=default, metadata=known)  # pylint: disable=invalid-field-call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,15 +52,17 @@ class Settings:
     run: str = option("dummy", "name of the run in trackers and metrics")
     device_type: str = option("", "cpu, as nanochat's scripts say it; there is no other device")
     # Model
-    depth: int = option(20, "number of layers")
-    aspect_ratio: int = option(64, "width of the model = depth * aspect ratio, rounded up to whole heads")
-    head_dim: int = option(128, "width of one attention head")
-    max_seq_len: int = option(2048, "tokens in a row")
+    depth: int = option(20, "number of layers", least=1, most=1024)
+    aspect_ratio: int = option(
+        64, "width of the model = depth * aspect ratio, rounded up to whole heads", least=1, most=4096
+    )
+    head_dim: int = option(128, "width of one attention head", least=1, most=8192)
+    max_seq_len: int = option(2048, "tokens in a row", least=1, most=MOST_ROWS)
     window_pattern: str = option(
         "SSSL", "attention windows, repeated over the layers: S a quarter of the row, L all of it"
     )
     # Training length: the first one given counts
-    num_iterations: int = option(-1, "optimizer steps; -1: from the next two flags")
+    num_iterations: int = option(-1, "optimizer steps; -1: from the next two flags", least=1, also=-1)
     target_flops: float = option(-1.0, "FLOPs to train for; -1: from the next flag")
     target_param_data_ratio: float = option(12.0, "tokens to train on per parameter")
     timed: bool = option(
@@ -69,24 +71,26 @@ class Settings:
         "follows the fraction of the time that is used",
     )
     # Optimization
-    device_batch_size: int = option(32, "maximum rows per forward and backward pass of a rank")
-    total_batch_size: int = option(-1, "tokens per optimizer step over all ranks; -1: from the scaling law")
-    embedding_lr: float = option(0.3, "learning rate of the embeddings (AdamW)")
-    unembedding_lr: float = option(0.008, "learning rate of the head (AdamW)")
-    weight_decay: float = option(0.28, "weight decay of the matrices (Muon)")
-    matrix_lr: float = option(0.02, "learning rate of the matrices (Muon)")
-    scalar_lr: float = option(0.5, "learning rate of the scalars (AdamW)")
-    warmup_steps: int = option(40, "steps of learning rate warm-up")
-    warmdown_ratio: float = option(0.65, "fraction of the steps with a falling learning rate")
-    final_lr_frac: float = option(0.05, "final learning rate, as a fraction of the full one")
+    device_batch_size: int = option(32, "maximum rows per forward and backward pass of a rank", least=1, most=MOST_ROWS)
+    total_batch_size: int = option(
+        -1, "tokens per optimizer step over all ranks; -1: from the scaling law", least=1, most=MOST_BATCH, also=-1
+    )
+    embedding_lr: float = option(0.3, "learning rate of the embeddings (AdamW)", least=0)
+    unembedding_lr: float = option(0.008, "learning rate of the head (AdamW)", least=0)
+    weight_decay: float = option(0.28, "weight decay of the matrices (Muon)", least=0)
+    matrix_lr: float = option(0.02, "learning rate of the matrices (Muon)", least=0)
+    scalar_lr: float = option(0.5, "learning rate of the scalars (AdamW)", least=0)
+    warmup_steps: int = option(40, "steps of learning rate warm-up", least=0)
+    warmdown_ratio: float = option(0.65, "fraction of the steps with a falling learning rate", least=0, most=1)
+    final_lr_frac: float = option(0.05, "final learning rate, as a fraction of the full one", least=0, most=1)
     resume_from_step: int = option(-1, "resume from the checkpoint of this step")
     # Evaluation, samples, checkpoints
-    eval_every: int = option(250, "steps between evaluations; 0 or -1: never")
-    eval_tokens: int = option(80 * 524288, "tokens in one evaluation")
-    core_metric_every: int = option(2000, "accepted for compatibility; CORE is not evaluated")
-    core_metric_max_per_task: int = option(500, "accepted for compatibility; CORE is not evaluated")
-    sample_every: int = option(2000, "steps between text samples; 0 or -1: never")
-    save_every: int = option(-1, "steps between checkpoints; 0 or -1: only at the end")
+    eval_every: int = option(250, "steps between evaluations; 0 or -1: never", least=-1)
+    eval_tokens: int = option(80 * 524288, "tokens in one evaluation", least=1)
+    core_metric_every: int = option(2000, "accepted for compatibility; CORE is not evaluated", least=-1)
+    core_metric_max_per_task: int = option(500, "accepted for compatibility; CORE is not evaluated", least=-1)
+    sample_every: int = option(2000, "steps between text samples; 0 or -1: never", least=-1)
+    save_every: int = option(-1, "steps between checkpoints; 0 or -1: only at the end", least=-1)
     model_tag: str | None = option(None, "name of the checkpoint folder (default: d and the depth)")
     # Ours
     tracker: str = option("none", "tracker that rank 0 also sends metrics to", ("none", "mlflow", "wandb"))
@@ -115,13 +119,15 @@ class Settings:
         False, "redistribute rows and head during training when ranks are faster or slower than expected"
     )
     run_dir: str = option("", "folder of metrics-rankN.jsonl and heartbeat-rankN.json (default: $NANOCHAT_BASE_DIR)")
-    timeout_seconds: float = option(300.0, "timeout when waiting for another rank")
+    timeout_seconds: float = option(300.0, "timeout when waiting for another rank", least=0.001)
     resume: bool = option(False, "resume from the newest checkpoint on any rank, or start if there is none")
-    save_minutes: float = option(-1.0, "also save after this many minutes without a checkpoint; -1: never")
+    save_minutes: float = option(
+        -1.0, "also save after this many minutes without a checkpoint; -1: never", least=0.0001, also=-1
+    )
     save_on_loss: bool = option(
         False, "when a rank is lost, save the last finished step with this rank's part of the optimizer"
     )
-    keep_checkpoints: int = option(2, "number of checkpoints to keep; -1: all")
+    keep_checkpoints: int = option(2, "number of checkpoints to keep; -1: all", least=1, also=-1)
 
     @property
     def tag(self) -> str:
@@ -135,6 +141,7 @@ class BaseModelSettings(Settings):
 
     base_checkpoints: str = option("", "folder of the base model's checkpoints (default: base_checkpoints/TAG)")
     model_step: int = option(-1, "step of the base model; -1: the newest")
+    load_optimizer: int = option(1, "start with the base model's momentum; 0: without", least=0, most=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,15 +151,14 @@ class ChatSettings(BaseModelSettings):
     script: ClassVar[str] = stages.SFT.script
     purpose: ClassVar[str] = "Fine-tune a nanochat model on conversations"
 
-    num_iterations: int = option(-1, "optimizer steps; -1: one epoch of the conversations")
-    weight_decay: float = option(0.0, "weight decay of the matrices (Muon)")
-    warmup_steps: int = option(0, "steps of learning rate warm-up")
-    warmdown_ratio: float = option(0.5, "fraction of the steps with a falling learning rate")
-    final_lr_frac: float = option(0.0, "final learning rate, as a fraction of the full one")
+    num_iterations: int = option(-1, "optimizer steps; -1: one epoch of the conversations", least=1, also=-1)
+    weight_decay: float = option(0.0, "weight decay of the matrices (Muon)", least=0)
+    warmup_steps: int = option(0, "steps of learning rate warm-up", least=0)
+    warmdown_ratio: float = option(0.5, "fraction of the steps with a falling learning rate", least=0, most=1)
+    final_lr_frac: float = option(0.0, "final learning rate, as a fraction of the full one", least=0, most=1)
     conversations: str = option("", "file with conversations, each line a JSON list of role and content")
     val_conversations: str = option("", "the same for evaluation; empty: no evaluation")
-    load_optimizer: int = option(1, "start with the base model's momentum; 0: without")
-    init_lr_frac: float = option(0.8, "initial learning rate, as a fraction of pretraining's")
+    init_lr_frac: float = option(0.8, "initial learning rate, as a fraction of pretraining's", least=0)
 
 
 def parse(argv: Sequence[str]) -> Settings:
@@ -170,10 +176,6 @@ def parse_chat(argv: Sequence[str], inherited: Inherited) -> ChatSettings:
     settings = parse_later(ChatSettings, argv, inherited)
     if not settings.conversations:
         raise UserError(f"--conversations: give a file to train on (python -m {settings.script} --help).")
-    if settings.init_lr_frac < 0:
-        refuse(settings, "init_lr_frac", "must not be negative")
-    if settings.load_optimizer not in (0, 1):
-        refuse(settings, "load_optimizer", "must be 0 or 1")
     return settings
 
 
@@ -199,7 +201,7 @@ def _parsed(kind: type[Kind], parser: argparse.ArgumentParser, argv: Sequence[st
     return kind(**values)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse, but errors become UserError."""
 
     def error(self, message: str) -> NoReturn:
@@ -208,7 +210,7 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser(kind: type[Settings] = Settings, only: Collection[str] = ()) -> argparse.ArgumentParser:
     """The command line, one flag for each field, or only these."""
-    parser = _Parser(
+    parser = Parser(
         prog=f"python -m {kind.script}",
         description=f"{kind.purpose}, alone or under torchrun.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -238,16 +240,20 @@ def _by_rank(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f'"{text}" is not a list of numbers by rank such as "6,2"') from None
 
 
+def at_least(least: int, kind: type[float] = int) -> Callable[[str], float]:
+    """The type of a number on a script's command line."""
+
+    def number(text: str) -> float:
+        if kind(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return kind(text)
+
+    return number
+
+
 def flag_of(name: str) -> str:
     """A setting's spelling on the command line."""
     return "--" + name.replace("_", "-")
-
-
-def check_least(options: argparse.Namespace, **least: int) -> None:
-    """Reject numbers on a script's command line that are less than these."""
-    for name, limit in least.items():
-        if (value := getattr(options, name)) < limit:
-            raise UserError(f"{flag_of(name)} {value}: must {f'be at least {limit}' if limit else 'not be negative'}.")
 
 
 def refuse(settings: Settings, name: str, why: str) -> NoReturn:
@@ -279,36 +285,15 @@ def check(settings: Settings) -> None:
 
 def _check_numbers(settings: Settings) -> None:
     for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if isinstance(value, float) and not math.isfinite(value):
+        value, limits = getattr(settings, field.name), field.metadata
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if not math.isfinite(value):
             refuse(settings, field.name, "is not a finite number")
-        if isinstance(value, float) and abs(value) > LARGEST:
-            refuse(settings, field.name, f"is larger than {LARGEST:g}")
-        most = LIMITS.get(field.name, MOST)
-        if isinstance(value, int) and not isinstance(value, bool) and value > most:
-            refuse(settings, field.name, f"must be at most {most}")
-    for name in ("depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "eval_tokens"):
-        if getattr(settings, name) < 1:
-            refuse(settings, name, "must be at least 1")
-    for name in ("num_iterations", "total_batch_size", "keep_checkpoints"):
-        value = getattr(settings, name)
-        if value != -1 and value < 1:
-            refuse(settings, name, "must be at least 1, or -1")
-    for name in ("eval_every", "core_metric_every", "core_metric_max_per_task", "sample_every", "save_every"):
-        if getattr(settings, name) < -1:
-            refuse(settings, name, "must be at least 1, or 0 or -1 for never")
-    for name in ("embedding_lr", "unembedding_lr", "weight_decay", "matrix_lr", "scalar_lr", "warmup_steps"):
-        if getattr(settings, name) < 0:
-            refuse(settings, name, "must not be negative")
-    for name in ("warmdown_ratio", "final_lr_frac"):
-        if not 0 <= getattr(settings, name) <= 1:
-            refuse(settings, name, "must be between 0 and 1")
-    if settings.save_minutes != -1 and settings.save_minutes <= 0:
-        refuse(settings, "save_minutes", "must be more than 0, or -1")
-    if settings.timeout_seconds <= 0:
-        refuse(settings, "timeout_seconds", "must be more than 0")
-    if any(not 0 <= rows <= MOST for rows in settings.rank_rows):
-        refuse(settings, "rank_rows", "a rank's rows must not be negative, or that many")
+        least, most = limits["least"], limits["most"] if isinstance(value, float) else min(limits["most"], MOST)
+        if not least <= value <= most and value != limits["also"]:
+            known = f"must be at most {most:g}" if value > most else f"must be at least {least:g}"
+            refuse(settings, field.name, known + ("" if limits["also"] is None else f", or {limits['also']:g}"))
 
 
 def _check_model(settings: Settings) -> None:
@@ -326,6 +311,8 @@ def _check_model(settings: Settings) -> None:
 
 
 def _check_head(settings: Settings) -> None:
+    if any(not 0 <= rows <= MOST for rows in settings.rank_rows):
+        refuse(settings, "rank_rows", "a rank's rows must not be negative, or that many")
     if 0 in settings.rank_rows and settings.head != "shared":
         refuse(settings, "rank_rows", "a rank without rows needs --head shared")
     if any(not 1 <= share <= MOST for share in settings.head_shares):

@@ -59,16 +59,10 @@ def window_mask(queries: int, keys: int, window: int) -> Tensor:
     return torch.zeros(queries, keys).masked_fill_(hidden, -math.inf)
 
 
-def fuses_tanh(x: Tensor) -> bool:
-    """Whether oneDNN is available and supports the type, without autograd."""
-    if x.requires_grad or not torch.backends.mkldnn.is_available():
-        return False
-    return x.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
 def tanh_product(x: Tensor, weight: Tensor) -> Tensor:
-    """tanh(x @ weight.T); oneDNN fuses the tanh into the product."""
-    if fuses_tanh(x):
+    """tanh(x @ weight.T); oneDNN fuses the tanh into the product, but not for autograd."""
+    fuses = not x.requires_grad and torch.backends.mkldnn.is_available()
+    if fuses and (x.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "tanh", [], "")
         return result
     return torch.tanh_(x @ weight.t())

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from nanochat.kit.common import UserError
-from nanochat.kit.expected import named, row, text
 from nanochat.parallel.comm import Comm
 from nanochat.rules.causes import Cause
 
@@ -62,8 +61,7 @@ def flattened(facts: Mapping[str, Any]) -> dict[str, str]:
 
 def agree(comm: Comm, facts: Mapping[str, Any]) -> None:
     """Fail unless every rank has the same facts."""
-    mine, fits = [comm.host, flattened(facts)], row(text, named(text))
-    answers = comm.exchange("the comparison of settings", mine, fits=fits)
+    answers = comm.exchange("the comparison of settings", [comm.host, flattened(facts)])
     keys = list(dict.fromkeys(key for dummy, theirs in answers for key in theirs))
     differing = [key for key in keys if len({theirs.get(key, MISSING) for dummy, theirs in answers}) > 1]
     if not differing:
@@ -93,8 +91,8 @@ def start_alike(comm: Comm, tensors: Mapping[str, Tensor]) -> list[str]:
     """Give every rank rank 0's tensors; only differing ones are sent. Returns their names."""
     if comm.world == 1:
         return []
-    answers = comm.exchange("the first weights", digests(tensors), patient=True, fits=named(text, tensors))
-    differing = [name for name in tensors if len({one.get(name) for one in answers}) > 1]
+    answers = comm.exchange("the first weights", digests(tensors), patient=True)
+    differing = [name for name in tensors if len({one[name] for one in answers}) > 1]
     for name in differing:
         comm.broadcast(tensors[name].detach(), 0, f"the first weights of {name}")
     return differing
@@ -102,8 +100,7 @@ def start_alike(comm: Comm, tensors: Mapping[str, Tensor]) -> list[str]:
 
 def check_identical(comm: Comm, tensors: Mapping[str, Tensor], when: str) -> str:
     """Fail if the ranks have diverged; returns the digest of all tensors."""
-    what, fits = f"the comparison of weights {when}", named(text, tensors)
-    answers = comm.exchange(what, digests(tensors), patient=True, fits=fits)
+    answers = comm.exchange(f"the comparison of weights {when}", digests(tensors), patient=True)
     for name in tensors:
         values = [one[name] for one in answers]
         if len(set(values)) > 1:

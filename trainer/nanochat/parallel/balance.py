@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 from nanochat.rules.shares import head_weights, share_rows
 
-# Shares change if a step should become shorter by more than this fraction, in this many checks in a row,
-# each over at least this many seconds and steps. A slowed host gets less work within a minute.
+# Shares change if a step should become shorter by more than this fraction, judged by the usual step of the last ones: so many
+# seconds and steps. A slowed host gets less work within a minute.
 DEAD_BAND = 0.1
-LOOKS = 2
-LOOK_SECONDS, LOOK_STEPS = 10.0, 2
+LOOK_SECONDS, LOOK_STEPS = 20.0, 4
 # Steps to skip after a start or a change: they touch memory for the first time.
 WARM_UP = 2
 
@@ -57,41 +56,26 @@ class Balancer:
 
     def __init__(self, shares: Shares, head_work: float) -> None:
         self.shares, self.head_work = shares, head_work
-        self._heard = 0
-        self._steps: list[list[float]] = []
-        self._speeds: list[list[float]] = []  # of the checks that found the shares wrong
-        self.speeds: list[float] = []  # the shares they suggest
+        self._steps: list[Sequence[float]] = []
+        self._skipped = 0
+        self.speeds: list[float] = []  # that the new shares suit
 
     def hear(self, busy: Sequence[float]) -> Shares | None:
         """Add the seconds by rank (0: unknown); returns new shares, if any."""
         if not all(busy):
             return None
-        self._heard += 1
-        if self._heard <= WARM_UP:
+        self._skipped += 1
+        if self._skipped <= WARM_UP:
             return None
-        self._steps.append(list(busy))
+        self._steps.append(busy)
         if len(self._steps) < LOOK_STEPS or sum(map(max, self._steps)) < LOOK_SECONDS:
             return None
-        seconds = [statistics.median(one) for one in zip(*self._steps, strict=True)]
+        work = work_split(self.shares, self.head_work)
+        usual = [statistics.median_high(one) for one in zip(*self._steps, strict=True)]
         self._steps.clear()
-        return self._look(seconds)
-
-    def _look(self, seconds: Sequence[float]) -> Shares | None:
-        """The result of a check: seconds of each rank in its usual step."""
-        speeds = [w / s for w, s in zip(work_split(self.shares, self.head_work), seconds, strict=True)]
-        if not self._pays(speeds):
-            self._speeds.clear()
-            return None
-        self._speeds.append(speeds)
-        if len(self._speeds) < LOOKS:
-            return None
-        mean = [statistics.fmean(one) for one in zip(*self._speeds, strict=True)]
-        self._speeds.clear()
-        if not self._pays(mean):
-            return None
-        self.speeds = mean
-        return shares_for(self.shares, mean)
-
-    def _pays(self, speeds: Sequence[float]) -> bool:
-        better = step_seconds(shares_for(self.shares, speeds), speeds, self.head_work)
-        return step_seconds(self.shares, speeds, self.head_work) > (1 + DEAD_BAND) * better
+        self.speeds = [part / seconds for part, seconds in zip(work, usual, strict=True)]
+        better = shares_for(self.shares, self.speeds)
+        pays = step_seconds(self.shares, self.speeds, self.head_work) > (1 + DEAD_BAND) * step_seconds(
+            better, self.speeds, self.head_work
+        )
+        return better if pays else None

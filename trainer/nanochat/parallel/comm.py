@@ -33,7 +33,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from nanochat.kit.common import ENVIRON, Ranks, UserError, check_device, first_line
-from nanochat.kit.expected import MOST_CHARACTERS, Fits, anything, count, listed, nothing, number, one_of, row, text
 from nanochat.rules.causes import Cause
 
 # Gloo gives up connecting only after five times its timeout; all ranks are present by then, so it is short.
@@ -52,6 +51,9 @@ PATIENCE = 20
 # A caller that was suspended finds its time over, and an answer of the store a moment later.
 GRACE_SECONDS = 0.5
 
+# The heartbeat of a rank that has not sent any: count, host, phase, step, collective.
+NEVER_SEEN = (0, "never seen", "start", -1, 0)
+
 T = TypeVar("T")
 
 # Called with the phase, the step and the number of the last exchange.
@@ -64,9 +66,6 @@ class CommError(UserError):
 
 class StoreSilent(RuntimeError):
     """The store did not answer in time."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"no answer within {seconds:.0f} s")
 
 
 class Failure(NamedTuple):
@@ -116,7 +115,7 @@ def connect(
     comm = Comm(ranks, timeout, _open_store(ranks, timeout, environ), on_phase)
     try:
         comm.enter("rendezvous")
-        comm.exchange("rendezvous", None, fits=nothing)
+        comm.exchange("rendezvous", None)
         _join_group(comm, environ)
     except BaseException:
         comm.stop_beating()
@@ -137,7 +136,7 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
     threading.Thread(target=work, name="rendezvous", daemon=True).start()
     if not (futures.wait([answer], seconds).done or futures.wait([answer], GRACE_SECONDS).done):
-        raise StoreSilent(seconds)
+        raise StoreSilent(f"no answer within {seconds:.0f} s")
     return answer.result()
 
 
@@ -325,13 +324,9 @@ class Comm:
 
     # -- small facts
 
-    def exchange(self, what: str, value: Any, patient: bool = False, fits: Fits = anything) -> list[Any]:
-        """Every rank's value, in rank order; rejects invalid ones (expected.py).
-
-        A live rank may take PATIENCE times the timeout.
-        """
-        messages = self.messages(what, json.dumps(value), patient)
-        return [_understood(what, rank, message, fits) for rank, message in enumerate(messages)]
+    def exchange(self, what: str, value: Any, patient: bool = False) -> list[Any]:
+        """Every rank's value, in rank order. patient: a live rank may take PATIENCE times the timeout."""
+        return [json.loads(message) for message in self.messages(what, json.dumps(value), patient)]
 
     def messages(self, what: str, mine: str, patient: bool) -> list[str | bytes]:
         """Every rank's message as sent; mine: this rank's."""
@@ -352,7 +347,7 @@ class Comm:
 
     def barrier(self, what: str) -> None:
         """Wait until all ranks are here; for phases in which a rank may be busy for long (saving, sampling)."""
-        self.exchange(what, None, patient=True, fits=nothing)
+        self.exchange(what, None, patient=True)
 
     def post(self, key: str) -> None:
         """Post a message that any rank may read."""
@@ -436,8 +431,11 @@ class Comm:
                 last[rank], left[rank] = _beat_of(store, rank), _value(store, f"left/{rank}") or b""
         rows = []
         for rank in others:
-            dummy, host, phase, step, collective = _beat(last[rank])
-            farewell = _farewell(left[rank]) if left[rank] else None
+            dummy, host, phase, step, collective = json.loads(last[rank]) if last[rank] else NEVER_SEEN
+            farewell = None
+            if left[rank]:
+                text, cause, blames = json.loads(left[rank])
+                farewell = Failure(text, Cause(cause), blames)
             name, at = f"rank {rank} ({host})", position(phase, step)
             rows.append(RankStatus(rank, name, at, collective, last[rank] != first[rank], farewell))
         return rows
@@ -470,7 +468,7 @@ class Comm:
         if self.store is None:
             return
         blamed = [self.rank] if blames is None else list(blames)
-        word = json.dumps([" ".join(reason.split())[:MOST_CHARACTERS], cause.value, blamed])
+        word = json.dumps([" ".join(reason.split()), cause.value, blamed])
         with contextlib.suppress(RuntimeError, dist.DistError):
             self.ask(lambda store: store.set(f"left/{self.rank}", word), 2 * ROLL_CALL_SECONDS)
             # The rank that serves the store stays until the others have read it.
@@ -504,37 +502,6 @@ def _look(store: Store, key: str, rank: int) -> tuple[bytes | None, bytes, bool]
     """A key's value if set, else the last heartbeat of the rank that sets it and whether it has left."""
     value = _value(store, key)
     return (value, b"", False) if value is not None else (None, _beat_of(store, rank), store.check([f"left/{rank}"]))
-
-
-def _understood(what: str, rank: int, word: str | bytes, fits: Fits) -> Any:
-    """A rank's message, if valid."""
-    with contextlib.suppress(ValueError, RecursionError):
-        if fits(value := json.loads(word)):
-            return value
-    raise UserError(
-        f"rank {rank} sent an invalid message about {what} ({word[:60]!a}); "
-        "check that host, and start every rank with the same trainer.",
-        Cause.CODE_DIFFERS,
-        [rank],
-    )
-
-
-def _beat(word: bytes) -> list[Any]:
-    """Count, host, phase, step and collective of a heartbeat."""
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(word)
-        if row(count(), text, text, number, number)(value):
-            return list(value)
-    return [0, "never seen", "start", -1, 0]
-
-
-def _farewell(word: bytes) -> Failure:
-    """A failed rank's message to the others."""
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(word)
-        if row(text, one_of([cause.value for cause in Cause]), listed(count()))(value):
-            return Failure(value[0], Cause(value[1]), value[2])
-    return Failure("an unreadable message", Cause.BUG, [])
 
 
 def _without_noise(error: Exception) -> str:

@@ -18,21 +18,8 @@ import traceback
 from pathlib import Path
 
 from nanochat.kit.connections import connections
-from nanochat.kit.expected import MOST_CHARACTERS
 
 HANG_UP = "hang-up-rank"
-
-
-def stacks() -> dict[str, list[str]]:
-    """Frames by thread, the innermost last."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = {}
-    for ident, frame in sys._current_frames().items():
-        frames = traceback.extract_stack(frame)
-        found[names.get(ident, str(ident))] = [
-            f"{one.filename}:{one.lineno} in {one.name}: {one.line}" for one in frames
-        ]
-    return found
 
 
 def oom_kills() -> int | None:
@@ -60,7 +47,7 @@ def hang_up(run_dir: Path, rank: int) -> str | None:
     request = run_dir / f"{HANG_UP}{rank}"
     if not request.exists():
         return None
-    why = request.read_text(encoding="utf-8", errors="replace")[:MOST_CHARACTERS]
+    why = request.read_text(encoding="utf-8", errors="replace")
     request.unlink(missing_ok=True)
     for one in connections():
         with contextlib.suppress(OSError):
@@ -73,7 +60,15 @@ def answer_request(run_dir: Path, rank: int) -> bool:
     request = run_dir / f"dump-request-rank{rank}"
     if not request.exists():
         return False
-    answer = {"time": time.time(), "pid": os.getpid(), "stacks": stacks()}
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = {
+        # The innermost frame last.
+        names.get(ident, str(ident)): [
+            f"{one.filename}:{one.lineno} in {one.name}: {one.line}" for one in traceback.extract_stack(frame)
+        ]
+        for ident, frame in sys._current_frames().items()
+    }
+    answer = {"time": time.time(), "pid": os.getpid(), "stacks": stacks}
     part = run_dir / f"dump-rank{rank}.json.part"
     part.write_text(json.dumps(answer), encoding="utf-8")
     part.replace(run_dir / f"dump-rank{rank}.json")

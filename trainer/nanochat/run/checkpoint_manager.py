@@ -58,11 +58,6 @@ class FileEntry(NamedTuple):
     sha256: str
 
 
-def files_of(step: int, rank: int) -> list[str]:
-    """The names of a complete checkpoint's files, as this rank writes them; the list comes last."""
-    return [model_name(step), meta_name(step), optimizer_name(step, rank), list_name(step, rank)]
-
-
 def model_name(step: int) -> str:
     return f"model_{step:06d}.pt"
 
@@ -208,8 +203,13 @@ class NewFile:
 
 def steps_in(folder: Path) -> list[int]:
     """All steps with any file in the folder."""
-    found = (STEP_FILE.fullmatch(name) for name in _names(folder))
-    return sorted({int(match[1]) for match in found if match})
+    return sorted({step for name in _names(folder) if (step := step_of(name)) is not None})
+
+
+def step_of(name: str) -> int | None:
+    """The step to which a file belongs, by its name; None if it is no file of a checkpoint."""
+    match = STEP_FILE.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def _names(folder: Path) -> list[str]:
@@ -391,7 +391,7 @@ def set_aside(folder: Path, steps: Collection[int], say: Callable[[str], None]) 
         place.mkdir()
         # The lists first: without one, a step that a crash cuts in two does not count.
         for name in sorted(_names(folder), key=lambda name: name.startswith("ckpt_"), reverse=True):
-            if (match := STEP_FILE.fullmatch(name)) and int(match[1]) in steps:
+            if step_of(name) in steps:
                 (folder / name).rename(place / name)
     except OSError as error:
         why = error.strerror or error

@@ -22,7 +22,7 @@ from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import TrainingPlan
 from nanochat.run import checkpoint_manager, engine
 from nanochat.run.loss_eval import deal_out
-from nanochat.run.stage import BaseModel, Place, Reader, RunStage
+from nanochat.run.stage import Place, Reader, RunStage
 
 SAMPLES, SAMPLE_TOKENS = 3, 48
 # Settings inherited from the base model by default.
@@ -39,8 +39,7 @@ class FineTuning(RunStage):
     activity = "Fine-tuning"
 
     def __init__(self, settings: ChatSettings) -> None:
-        self.settings = settings
-        self.base = BaseModel(Path(settings.base_checkpoints), settings.model_step, bool(settings.load_optimizer))
+        self.settings = self.base = settings
         tokens = tokenizer.load(common.tokenizer_dir())
         self.talks = Talks(Path(settings.conversations), tokens)
         self.val_talks = Talks(Path(settings.val_conversations), tokens) if settings.val_conversations else None

@@ -14,12 +14,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nanochat.kit import expected
 from nanochat.kit.common import BadCheckpoint, UserError
-from nanochat.kit.expected import count, listed, matching, row
 from nanochat.rules.causes import Cause
 
 TRAINING, BASE_TRAINING = "NANOCHAT_TRAINING", "NANOCHAT_BASE_TRAINING"
@@ -29,17 +28,16 @@ UNSAID = ""
 # The steps in one rank's folder, by training id.
 Steps = Mapping[str, Sequence[int]]
 
-is_id, is_id_or_unsaid = matching("[0-9a-f]{16}"), matching("([0-9a-f]{16})?")
-fits_named = row(is_id_or_unsaid, is_id)
-fits_wanted_and_held = row(
-    is_id_or_unsaid, lambda held: expected.named(listed(count()))(held) and all(map(is_id_or_unsaid, held))
-)
+
+def is_id(value: object) -> bool:
+    """Whether this is the id of a training."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{16}", value) is not None
 
 
 def wanted(folder: Path, variable: str = TRAINING, environ: Mapping[str, str] | None = None) -> str:
     """The id of the training (or of its base model's) to resume, from the environment or the run folder."""
     found = (os.environ if environ is None else environ).get(variable, UNSAID)
-    if not is_id_or_unsaid(found):
+    if found and not is_id(found):
         raise UserError(f"{variable} is {found!r}, which is not a training id (16 characters 0-9 and a-f).")
     kept = run_file(folder).get({TRAINING: "id", BASE_TRAINING: "base"}[variable])
     return found or (str(kept) if is_id(kept) else UNSAID)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from nanochat.data.dataloader import Pair
 from nanochat.kit.common import UserError
-from nanochat.kit.expected import flag
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.sync import UNKNOWN, Notice
 from nanochat.rules.causes import Cause
@@ -22,7 +21,7 @@ from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager
 from nanochat.run.deadline import advance
 from nanochat.run.loss_eval import bits_per_byte, nats_and_bytes
-from nanochat.run.saving import prove_checkpoint, prove_identical, save
+from nanochat.run.saving import prove_identical, save
 from nanochat.run.state import Run
 
 # A stop request during an evaluation is posted here, and the others look for it this often.
@@ -39,7 +38,7 @@ def train(run: Run) -> str:
     eval_every = settings.eval_every if run.stage.has_evaluation() else 0
     first, stop = progress.step + 1, False
     while True:
-        last = run.over
+        last = run.share_done == 1
         # A stopping run saves first; what is due now is done after resuming.
         if not stop and ((last and eval_every > 0) or pauses(run, progress.step, eval_every)):
             stop = evaluate(run)
@@ -69,7 +68,7 @@ def due(step: int, every: int) -> bool:
 
 def train_step(run: Run) -> bool:
     """One optimizer step over all ranks; returns whether any rank was asked to stop after it."""
-    step, began = run.progress.step, time.perf_counter()
+    settings, step, began = run.settings, run.progress.step, time.perf_counter()
     run.comm.take_counters()
     run.comm.enter("data", step)
     if run.deadline is not None:
@@ -85,9 +84,9 @@ def train_step(run: Run) -> bool:
     loss = forward_backward(run, batches, token_ids)
     # A shared head waits for the others in the middle of a pass.
     passed = time.perf_counter() - passing - (run.comm.wait_seconds - waited)
-    shares = None if stop or not run.settings.rebalance else run.balancer.hear(run.sync.busy)
+    shares = None if stop or not settings.rebalance else run.balancer.hear(run.sync.busy)
     goes_on = not stop and not shares and not saves(run, step + 1)
-    if goes_on and not (run.plan.timed and due(step + 1, run.settings.eval_every)):
+    if goes_on and not (run.plan.timed and due(step + 1, settings.eval_every)):
         # Send the next step's token ids with this one's gradients, unless a checkpoint or a change of shares needs the loader's
         # current position. In a timed run, an evaluation may leave no time for the next step.
         offer(run, ahead=True)
@@ -101,7 +100,10 @@ def train_step(run: Run) -> bool:
         "optimizer_seconds": max(0.0, seconds - data - passed - wait),
     }  # fmt: skip
     finish_step(run, total, each, position)
-    prove_checkpoint(run)
+    if run.unproven is not None:
+        # The last checkpoint's weights gave a finite loss on all ranks: now older ones may go.
+        run.unproven = None
+        checkpoint_manager.prune(run.checkpoints, settings.keep_checkpoints, run.saved)
     if shares:
         change_shares(run, shares)
     return stop
@@ -231,7 +233,7 @@ def evaluate(run: Run) -> bool:
     with run.stage.evaluation(run) as (batches, number):
         totals = nats_and_bytes(run.model.losses, watched_batches(run, batches, number), run.token_bytes)
     # One rank may take much longer for its part than another.
-    if any(run.comm.exchange("the evaluation on all ranks", run.stop_asked, patient=True, fits=flag)):
+    if any(run.comm.exchange("the evaluation on all ranks", run.stop_asked, patient=True)):
         run.journal.say(f"Step {progress.step:05d} | Evaluation interrupted, because the run is stopping")
         return True
     bpb = bits_per_byte(run.comm.all_reduce(totals, "the validation loss"))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nanochat.kit.common import BadCheckpoint, first_line
-from nanochat.kit.expected import anything, count, flag, listed, maybe, named, row, text
+from nanochat.kit.settings import BaseModelSettings
 from nanochat.model import numerics
 from nanochat.model.gpt import GPT
 from nanochat.model.optim import MUON, muon_shapes
@@ -31,7 +31,6 @@ from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model,
 from nanochat.run.lineage import BASE_TRAINING
 from nanochat.run.optim_file import SHARE, OptimizerLayout, Unusable
 from nanochat.run.resume import Obtained, folder_leader, name_training, obtain
-from nanochat.run.stage import BaseModel
 from nanochat.run.state import Run, TrainingProgress
 
 Say = Callable[[str], None]
@@ -63,15 +62,17 @@ def restore(run: Run) -> None:
         load_checkpoint(run, got.step, got.files)
     # The steps up to this one that every rank's folder has, so that older ones may go.
     mine = [step for step in checkpoints.whole_steps(folder, deep=False) if step <= got.step]
-    from_ranks = comm.exchange("the checkpoints of all ranks", mine, fits=listed(count()))
+    from_ranks = comm.exchange("the checkpoints of all ranks", mine)
     run.saved = sorted(set(mine).intersection(*from_ranks))
     say(f"Resuming from step {got.step} of {folder}")
 
 
-def take_base_model(run: Run, base: BaseModel) -> None:
+def take_base_model(run: Run, base: BaseModelSettings) -> None:
     """Start every rank from a base model that at least one of them has."""
-    comm, folder, name = run.comm, base.folder, lineage.wanted(run.journal.folder, BASE_TRAINING)
-    training, step, files, notice = obtain(comm, folder, folder_leader(comm, folder), name, base.step, BASE_TRAINING)
+    comm, folder, name = run.comm, Path(base.base_checkpoints), lineage.wanted(run.journal.folder, BASE_TRAINING)
+    training, step, files, notice = obtain(
+        comm, folder, folder_leader(comm, folder), name, base.model_step, BASE_TRAINING
+    )
     if step is None:
         raise BadCheckpoint(
             f"no rank has a base checkpoint in {folder}; train one with python -m scripts.base_train, or give "
@@ -82,7 +83,7 @@ def take_base_model(run: Run, base: BaseModel) -> None:
     with refusing_bad_content(folder, step):
         check_same_model(run.model.config, load_meta(folder, step), folder, step)
         load_weights(run.model, folder, step)
-        if base.optimizer:
+        if base.load_optimizer:
             restore_optimizer(run, folder, step, files)
     run.base = {"training": training or None, "step": step}
     run.journal.say(f"{run.stage.activity} the base model of step {step} in {folder}")
@@ -119,10 +120,10 @@ def load_checkpoint(run: Run, step: int, files: int) -> None:
     route = states[comm.rank].get("route") if comm.rank < len(states) else None
     if route and not numerics.keep(route):
         run.journal.say(f"Step {step} used {route}, not all of which works here")
-    state, own = states[0], {"epoch": 1, **saved_position(meta)}
+    state, own = states[0], {"epoch": 1, **meta["dataloader_state_dict"]}
     why = run.stage.why_not_exact(run, state)
     # All ranks must read the same rows; where ranks of earlier versions saved alone, each wrote a place of its own.
-    from_ranks = comm.exchange("the place in the data", [bool(why), own], patient=True, fits=row(flag, named(anything)))
+    from_ranks = comm.exchange("the place in the data", [bool(why), own], patient=True)
     position = from_ranks[0][1]
     if any(inexact for inexact, dummy in from_ranks):
         why = why or "another rank does not know which documents were read"
@@ -148,14 +149,6 @@ def load_weights(model: GPT, folder: Path, step: int) -> None:
         raise BadCheckpoint(f"the weights of step {step} in {folder} do not match this model: {what}.") from None
 
 
-def saved_position(meta: Mapping[str, Any]) -> Mapping[str, int]:
-    """A checkpoint's position in the data, in upstream's numbers."""
-    place = meta.get("dataloader_state_dict")
-    if not isinstance(place, Mapping):
-        raise BadCheckpoint(f"the checkpoint of step {meta.get('step')} does not contain its position in the data.")
-    return place
-
-
 def feedback_of(sync: Sync, rows: list[int]) -> list[Any]:
     """The rank and data to which error feedback belongs: with other ranks, rows or own matrices, a rank sends something else
     in the same place."""
@@ -173,7 +166,7 @@ def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None
     if kept is not None and fits and (fits := all(kept["values"][n].shape == t.shape for n, t in mine.items())):
         for name, values in mine.items():
             values.copy_(kept["values"][name])
-    from_ranks = sync.comm.exchange("the error feedback that was saved", fits, fits=flag)
+    from_ranks = sync.comm.exchange("the error feedback that was saved", fits)
     zero = [str(rank) for rank, one in enumerate(from_ranks) if not one]
     if zero:
         say(f"Error feedback starts at zero on rank {', '.join(zero)}, because none was saved for these ranks and rows")
@@ -190,7 +183,7 @@ def restore_optimizer(run: Run, folder: Path, step: int, files: int) -> dict[str
     held = {files: file}
     # A folder may have more of upstream's files than were sent to the others, and all ranks must use the same.
     here = optimizer_ranks(folder, step)
-    from_ranks = comm.exchange("the optimizer files of all ranks", here, patient=True, fits=listed(count()))
+    from_ranks = comm.exchange("the optimizer files of all ranks", here, patient=True)
     if not layout.is_complete(file):
         others = set(here).intersection(*from_ranks) - {files}
         held |= {rank: load_optimizer(folder, step, rank)[0] for rank in sorted(others)}
@@ -212,7 +205,7 @@ def merge_momentum(comm: Comm, state: dict[str, Any], weights: Mapping[str, Tens
     """After ranks saved alone, give every rank Muon's state of all saved matrices; returns the
     names of the missing ones."""
     muon, share = state["muon"], state.pop(SHARE, None)
-    from_ranks = comm.exchange("whose momentum was saved", share, patient=True, fits=maybe(listed(text)))
+    from_ranks = comm.exchange("whose momentum was saved", share, patient=True)
     if all(one is None for one in from_ranks):
         return []
     missing = []

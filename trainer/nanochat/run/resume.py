@@ -15,12 +15,11 @@ import io
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from nanochat.kit.common import BadCheckpoint, UserError, disk_cause, writable_folder
-from nanochat.kit.expected import Fits, count, flag, listed, matching, maybe, nothing, row, text
 from nanochat.parallel.comm import Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
@@ -35,11 +34,9 @@ def folder_leader(comm: Comm, folder: Path) -> int:
     mine = f".rank{comm.rank}-{secrets.token_hex(8)}"
     (folder / mine).touch()
     try:
-        names = comm.exchange("the checkpoint folders", mine, fits=matching(r"\.rank\d+-[0-9a-f]{16}"))
-        # The number in it keeps a rank from using another's mark.
-        own = [rank for rank, name in enumerate(names) if name.startswith(f".rank{rank}-")]
-        sharing = [rank for rank in own if (folder / names[rank]).exists()]
-        comm.exchange("the checkpoint folders, seen", None, fits=nothing)
+        names = comm.exchange("the checkpoint folders", mine)
+        sharing = [rank for rank, name in enumerate(names) if (folder / name).exists()]
+        comm.exchange("the checkpoint folders, seen", None)
     finally:
         (folder / mine).unlink(missing_ok=True)
     return min(sharing)
@@ -106,7 +103,7 @@ def find_training(
     mine: dict[str, list[int]] = {}
     for step in checkpoints.steps_in(folder):
         mine.setdefault(checkpoints.training_of(folder, step), []).append(step)
-    from_ranks = comm.exchange("the trainings of all checkpoints", [wanted, mine], fits=lineage.fits_wanted_and_held)
+    from_ranks = comm.exchange("the trainings of all checkpoints", [wanted, mine])
     held = [steps for dummy, steps in from_ranks]
     chosen = lineage.choose([name for name, dummy in from_ranks], held, variable)
     return chosen, [lineage.steps_of(chosen, one, held) for one in held]
@@ -114,7 +111,7 @@ def find_training(
 
 def name_training(comm: Comm, known: str) -> str:
     """The known training id, or a new one for all ranks."""
-    from_ranks = comm.exchange("the id of this training", [known, secrets.token_hex(8)], fits=lineage.fits_named)
+    from_ranks = comm.exchange("the id of this training", [known, secrets.token_hex(8)])
     return lineage.choose([name for name, dummy in from_ranks], []) or str(from_ranks[0][1])
 
 
@@ -126,8 +123,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int, held: Sequence[Sequence[i
         writer = checkpoints.writer_of(folder, step) if step in mine else None
         # A list without its files was complete once; files without a list are left by a killed process.
         once = step in mine and any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
-        what, answer = f"whether step {step} is whole", [writer is not None, once]
-        answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag))
+        answers = comm.exchange(f"whether step {step} is whole", [writer is not None, once], patient=True)
         if any(whole for whole, dummy in answers):
             return ChosenStep(step, writer, tuple(damaged))
         if any(once for dummy, once in answers):
@@ -145,37 +141,22 @@ def choose_step(comm: Comm, folder: Path, wanted: int, held: Sequence[Sequence[i
     return None
 
 
-def _files_of(step: int) -> Fits:
-    """A writer and the files of one step and no others: files of these names are written here."""
-    parts = row(maybe(count(999_999)), listed(row(text, count(), matching("[0-9a-f]{64}"))))
-    optimizer = matching(rf"optim_{step:06d}_rank(0|[1-9]\d{{0,5}})\.pt")
-    weights = [checkpoints.model_name(step), checkpoints.meta_name(step)]
-
-    def fits(value: Any) -> bool:
-        if not parts(value):
-            return False
-        writer, names = value[0], [name for name, *dummy in value[1]]
-        if writer is None or names == checkpoints.files_of(step, writer):
-            return (writer is None) == (not names)
-        theirs = names[2:]
-        return names[:2] == weights and len(set(theirs)) == len(theirs) and all(map(optimizer, theirs))
-
-    return fits
-
-
 def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
     """Send a step's files to the folders that lack them; returns whose files to read.
 
     Two parts of a split run may both have made this step with different weights (the first file); then all take those of one.
     """
     mine = [found.writer, _held(folder, found)] if leader == comm.rank else None
-    what, fits = f"who has step {found.step}", maybe(_files_of(found.step))
-    from_ranks = comm.exchange(what, mine, patient=True, fits=fits)
+    from_ranks = comm.exchange(f"who has step {found.step}", mine, patient=True)
     holders = [rank for rank, held in enumerate(from_ranks) if held and held[0] is not None]
     if not holders:
         raise BadCheckpoint(f"no rank has a complete step {found.step} any more; start again.")
     source, (writer, listed_files) = holders[0], from_ranks[holders[0]]
     files = [FileEntry(*file) for file in listed_files]
+    if wrong := [file.name for file in files if checkpoints.step_of(file.name) != found.step]:
+        raise UserError(
+            f"rank {source} would send {wrong[0]!a} as a file of step {found.step}; check that host.", blames=[source]
+        )
     lacking = [rank for rank, held in enumerate(from_ranks) if held and held[1][:1] != listed_files[:1]]
     try:
         if lacking:
@@ -226,10 +207,7 @@ def _held(folder: Path, found: ChosenStep) -> list[FileEntry]:
         return []
     if entries := checkpoints.listed_files(folder, step, writer):
         # The files were verified against this list when the step was chosen; do not read large ones again.
-        known = {
-            file.name: file for file in [*entries, checkpoints.entry_of(folder / checkpoints.list_name(step, writer))]
-        }
-        return [known[name] for name in checkpoints.files_of(step, writer)]
+        return [*entries, checkpoints.entry_of(folder / checkpoints.list_name(step, writer))]
     optimizers = [checkpoints.optimizer_name(step, rank) for rank in checkpoints.optimizer_ranks(folder, step)]
     sound = [name for name in optimizers if checkpoints.is_sound(folder / name, deep=True)]
     return [

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from nanochat.kit.common import UserError
-from nanochat.kit.expected import count, listed, maybe, one_of, row, text
 from nanochat.model import numerics
 from nanochat.parallel.agreement import check_identical, digests, whole_digest
 from nanochat.parallel.comm import Comm
@@ -33,7 +32,7 @@ def checkpoint(run: Run) -> dict[str, Any]:
     """The content for checkpoint_manager.save in this rank's folder; every rank must call it together."""
     optimizer = run.sync.whole_state()
     # Each rank resumes with the same matrix library.
-    routes = run.comm.exchange("the matrix libraries of all ranks", numerics.route(), patient=True, fits=text)
+    routes = run.comm.exchange("the matrix libraries of all ranks", numerics.route(), patient=True)
     sync, feedback = run.sync, {}
     if sync.feedback:
         feedback = {FEEDBACK_KEY: {"of": feedback_of(sync, run.shares.rows), "values": sync.feedback}}
@@ -71,9 +70,11 @@ def save(run: Run, final: bool) -> None:
     contents = checkpoint(run)
     run.saved_at = time.monotonic()
     error = write(run.comm, run.journal, run.checkpoints, run.progress.step, contents)
-    if error and make_room(run.comm, run.checkpoints, run.settings.keep_checkpoints, run.saved):
-        run.journal.say(f"warning: {error} Deleting all checkpoints before the last good one to make room.")
-        error = write(run.comm, run.journal, run.checkpoints, run.progress.step, contents)
+    if error:
+        removed = checkpoint_manager.prune(run.checkpoints, min(1, run.settings.keep_checkpoints), run.saved)
+        if any(run.comm.exchange("what was removed for the checkpoint", removed)):
+            run.journal.say(f"warning: {error} Deleting all checkpoints before the last good one to make room.")
+            error = write(run.comm, run.journal, run.checkpoints, run.progress.step, contents)
     if error and final:
         raise error
     if error:
@@ -101,22 +102,8 @@ def write(comm: Comm, journal: Journal, folder: Path, step: int, contents: Mappi
         journal.record("checkpoint", step, **saved)
     except NotSaved as failure:
         failed = [str(failure), failure.cause.value]
-    fits = maybe(row(text, one_of([cause.value for cause in Cause])))
-    from_ranks = comm.exchange("the checkpoint", failed, patient=True, fits=fits)
+    from_ranks = comm.exchange("the checkpoint", failed, patient=True)
     return next((NotSaved(one[0], Cause(one[1]), [rank]) for rank, one in enumerate(from_ranks) if one), None)
-
-
-def make_room(comm: Comm, folder: Path, keep: int, saved: Sequence[int]) -> bool:
-    """Keep only the last checkpoint that all ranks have; returns whether any rank removed one."""
-    removed = checkpoint_manager.prune(folder, min(1, keep), saved)
-    return any(comm.exchange("what was removed for the checkpoint", removed, fits=listed(count())))
-
-
-def prove_checkpoint(run: Run) -> None:
-    """The last checkpoint's weights gave a finite loss on all ranks: now older ones may go."""
-    if run.unproven is not None:
-        run.unproven = None
-        checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)
 
 
 # -- without a lost rank (--save-on-loss)
@@ -124,11 +111,13 @@ def prove_checkpoint(run: Run) -> None:
 
 def save_alone(run: Run) -> str | None:
     """Save the last finished step without the other ranks; returns the message, None if nothing was lost."""
-    step, why = run.progress.step, unsavable(run)
+    step = run.progress.step
     if step == max(run.progress.resumed_from or 0, *run.saved, 0):
         return None
-    if why:
-        return f"step {step} is not saved: {why}."
+    if run.sync.head is not None:
+        return f"step {step} is not saved: the head is split, and a part of it was lost with the rank."
+    if run.sync.changing and run.optimizer.undo is None:
+        return f"step {step} is not saved: its successor had begun to change the weights when a rank was lost."
     run.comm.enter("save", step)
     if run.sync.changing:
         run.optimizer.take_back()
@@ -150,12 +139,3 @@ def save_alone(run: Run) -> str | None:
     checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)
     run.journal.record("checkpoint", step, **saved, alone=True)
     return f"saved step {step} to {run.checkpoints} without the lost rank."
-
-
-def unsavable(run: Run) -> str | None:
-    """Why this rank cannot save the last finished step alone, if it cannot."""
-    if run.sync.head is not None:
-        return "the head is split, and a part of it was lost with the rank"
-    if run.sync.changing and run.optimizer.undo is None:
-        return "its successor had begun to change the weights when a rank was lost"
-    return None

@@ -17,7 +17,6 @@ import torch
 
 from nanochat.data import tokenizer
 from nanochat.kit import common
-from nanochat.kit.expected import matching
 from nanochat.kit.settings import Settings, rank_shares, refuse, shared_config, user_config
 from nanochat.model import kernels, numerics
 from nanochat.model.fused import check_gradients, kernel_shape
@@ -164,7 +163,7 @@ def say_setup(run: Run, products: str) -> None:
 def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
     """The first event of this attempt, with its environment; opening: when the process began, and when all ranks had met."""
     config, counts = dataclasses.asdict(run.model.config), parameters(run.model.config)
-    attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8), fits=matching("[0-9a-f]{16}"))[0]
+    attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8))[0]
     run.journal.open_tracker(run.progress.resumed_from is not None)
     run.journal.heartbeat.steps = run.plan.num_iterations
     run.journal.record(

@@ -12,14 +12,14 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from nanochat.data import dataset
 from nanochat.data.chat_loader import ChatLoader
 from nanochat.data.dataloader import BATCHES_AHEAD, Loader, Pair, why_not_exact
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError
-from nanochat.kit.settings import LIMITS, Settings
+from nanochat.kit.settings import MOST_BATCH, BaseModelSettings, Settings
 from nanochat.model.gpt import GPT
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
@@ -54,24 +54,44 @@ class Reader(Protocol):
     stop_asked: bool
 
 
-class BaseModel(NamedTuple):
-    """Another run's model that a stage starts from."""
-
-    folder: Path
-    step: int  # -1: the newest
-    optimizer: bool  # whether to use its momentum too
-
-
 class RunStage:
     """Pretraining on the shards."""
 
     folder = stages.BASE.folder
     activity = "Training"
-    base: BaseModel | None = None
+    base: BaseModelSettings | None = None  # of the model that it starts from
 
     def plan(self, settings: Settings, config: ModelConfig) -> TrainingPlan:
         """Batch, steps and scaling."""
-        return plan_for(settings, config)
+
+        def scaling_parameters(config: ModelConfig) -> int:
+            counts = parameters(config)
+            return counts["transformer_matrices"] + counts["lm_head"]
+
+        plan = plan_training(
+            scaling_parameters=scaling_parameters(config),
+            reference_parameters=scaling_parameters(model_config(settings, config.vocab_size, REFERENCE_DEPTH)),
+            flops_per_token=flops_per_token(config),
+            num_iterations=settings.num_iterations,
+            target_flops=settings.target_flops,
+            target_param_data_ratio=settings.target_param_data_ratio,
+            total_batch_size=settings.total_batch_size,
+            weight_decay=settings.weight_decay,
+            warmup_steps=settings.warmup_steps,
+            warmdown_ratio=settings.warmdown_ratio,
+            final_lr_frac=settings.final_lr_frac,
+        )
+        if plan.total_batch_size > MOST_BATCH:
+            raise UserError(
+                f"the scaling law gives a batch of {plan.total_batch_size} tokens for --target-param-data-ratio "
+                f"{settings.target_param_data_ratio}; give a smaller ratio, or --total-batch-size."
+            )
+        if plan.num_iterations < 1:
+            raise UserError(
+                f"the training length is less than one step of {plan.total_batch_size} tokens; "
+                "give --num-iterations, or a larger --target-flops or --target-param-data-ratio."
+            )
+        return dataclasses.replace(plan, timed=settings.timed)
 
     def facts(self, settings: Settings, data_dir: Path) -> dict[str, Any]:
         """Facts about the data that must be equal on all ranks."""
@@ -134,36 +154,3 @@ def model_config(settings: Settings, vocab_size: int, depth: int | None = None) 
         vocab_size,
         settings.window_pattern,
     )
-
-
-def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
-    """Batch, steps and scaling for these settings."""
-
-    def scaling_parameters(config: ModelConfig) -> int:
-        counts = parameters(config)
-        return counts["transformer_matrices"] + counts["lm_head"]
-
-    plan = plan_training(
-        scaling_parameters=scaling_parameters(config),
-        reference_parameters=scaling_parameters(model_config(settings, config.vocab_size, REFERENCE_DEPTH)),
-        flops_per_token=flops_per_token(config),
-        num_iterations=settings.num_iterations,
-        target_flops=settings.target_flops,
-        target_param_data_ratio=settings.target_param_data_ratio,
-        total_batch_size=settings.total_batch_size,
-        weight_decay=settings.weight_decay,
-        warmup_steps=settings.warmup_steps,
-        warmdown_ratio=settings.warmdown_ratio,
-        final_lr_frac=settings.final_lr_frac,
-    )
-    if plan.total_batch_size > LIMITS["total_batch_size"]:
-        raise UserError(
-            f"the scaling law gives a batch of {plan.total_batch_size} tokens for --target-param-data-ratio "
-            f"{settings.target_param_data_ratio}; give a smaller ratio, or --total-batch-size."
-        )
-    if plan.num_iterations < 1:
-        raise UserError(
-            f"the training length is less than one step of {plan.total_batch_size} tokens; "
-            "give --num-iterations, or a larger --target-flops or --target-param-data-ratio."
-        )
-    return dataclasses.replace(plan, timed=settings.timed)

@@ -99,11 +99,6 @@ class Run:
         return self.comm.rank == 0 and 0 < minutes <= (time.monotonic() - self.saved_at) / 60
 
     @property
-    def over(self) -> bool:
-        """Whether the last step is done."""
-        return self.share_done == 1
-
-    @property
     def share_done(self) -> float:
         """Fraction of the schedule: of the time in a timed run, otherwise of the steps."""
         return (self.progress.place if self.plan.timed else self.progress.step) / self.plan.end
