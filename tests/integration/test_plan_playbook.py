@@ -134,7 +134,7 @@ WRONG = {
 def test_wrong_values_are_refused_together_before_any_host_is_asked(inventory):
     told = plan(inventory(), *(word for name, value in WRONG.items() for word in ("-e", f"{name}='{value}'")))
     assert told.returncode != 0
-    assert "Look at the host" not in told.stdout
+    assert "Gather the facts of the host" not in told.stdout
     for name in WRONG:
         assert f"{name} " in told.stdout, name
     assert "did you mean ddp_iterations?" in told.stdout
