@@ -37,7 +37,7 @@ class FirewallRequest(NamedTuple):
     present: bool
     check: bool = False
     root: bool = True
-    # For state absent without a name: jobs that may have rules here, and jobs to keep.
+    # For state absent without a name: jobs that may have rules here, and those to keep.
     known: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
 
@@ -70,7 +70,8 @@ def _close_all(run: Run, request: FirewallRequest) -> Result:
     names: Sequence[str] = request.known
     try:
         if request.root:
-            names = sorted(set().union(*(one.names(request.known) for one in _all(run, request).values())))
+            known = (*request.known, *request.keep)
+            names = sorted(set().union(*(one.names(known) for one in _all(run, request).values())))
     except Forbidden:
         pass
     total = Result("none", False, "this host has no rules from this collection")

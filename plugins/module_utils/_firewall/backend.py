@@ -83,7 +83,7 @@ class FirewallBackend(ABC):
 
     @abstractmethod
     def names(self, known: Sequence[str]) -> set[str]:
-        """The names of all jobs with rules here; `known` is for firewalls whose rules contain no name."""
+        """The names of all jobs with rules here; `known` are some, for firewalls whose rules contain no name."""
 
     @abstractmethod
     def suspected(self) -> bool:

@@ -108,9 +108,7 @@ IN = "-P INPUT ACCEPT\n-A INPUT "
         ("-P INPUT DROP\n", True),
         (IN + "-p tcp -j REJECT\n", True),
         (IN + "-p tcp -j LOG\n", False),
-        ("-P INPUT ACCEPT\n-N mine\n-A INPUT -j mine\n-A mine -j RETURN\n", False),
         ("-P INPUT ACCEPT\n-N mine\n-A INPUT -j mine\n-A mine -s 1.2.3.4/32 -j DROP\n", True),
-        ("-P INPUT ACCEPT\n-N a\n-N b\n-A INPUT -j a\n-A a -g b\n", True),
         ("-P INPUT ACCEPT\n-P FORWARD DROP\n-A FORWARD -j DROP\n", False),
         ("-P INPUT ACCEPT\n-N mine\n-A mine -j DROP\n", False),  # nothing leads there
         ("", False),
@@ -126,15 +124,6 @@ def test_iptables_is_opened_where_a_packet_can_be_dropped_on_its_way_through_inp
 def test_a_kernel_without_ipv6_has_no_ip6tables(words):
     run = script(iptables_w_S="-P INPUT DROP\n", ip6tables_w_S=(3, "", f"can't initialize ip6tables table: {words}"))
     assert change(iptables.Iptables, run, FOUR, SIX).after == [FOUR.text()]
-
-
-def test_old_tables_beside_iptables_nft_are_opened_too():
-    answers = {"iptables_w_S": "-P INPUT ACCEPT\n", "iptableslegacy_w_S": "-P INPUT DROP\n"}
-    found = change(iptables.Iptables, script(iptables_version="iptables v1.8.9 (nf_tables)", **answers), FOUR)
-    assert [argv[0] for argv in argvs(found)] == ["iptables-legacy"] and found.note
-    # The tool itself is the old one.
-    old = script(iptables_version="iptables v1.8.9 (legacy)", **answers)
-    assert change(iptables.Iptables, old, FOUR).steps == []
 
 
 def own_line(rule, mark=MARK):
@@ -327,11 +316,13 @@ def left_over(**more):
     return request(**{"mark": rules.MARK, "present": False, "check": False, **more})
 
 
-def test_field_29_a_firewalld_is_asked_for_the_jobs_that_are_known():
+def test_field_29_rules_of_firewalld_are_found_by_their_form_and_those_to_keep_by_their_name():
     run = firewall_cmd(with_rich(FOUR), with_rich(FOUR))
-    found = apply(run, left_over(check=True, known=("d8", "d4")))
-    assert (found["closed"], len(found["commands"])) == (["d4"], 2)
-    assert not apply(run, left_over(check=True, known=("d8",)))["changed"]
+    for known, closed in ((("d8", "d4"), "d4"), (("d8",), "priority-%s" % firewalld.priority_of(MARK)[1:])):
+        found = apply(run, left_over(check=True, known=known))
+        assert (found["closed"], len(found["commands"])) == ([closed], 2)
+        assert all(firewalld.rich_rule(FOUR, MARK) in command for command in found["commands"])
+    assert not apply(run, left_over(check=True, keep=("d4",)))["changed"]
 
 
 def test_field_29_blocks_of_all_jobs_are_found_in_the_file_that_is_loaded_at_boot(tmp_path):
