@@ -91,7 +91,7 @@ def folder(planned: Data, path: str, facts: Folder, host: str, is_tokenizer: boo
     elif not facts["readable"]:
         problem = f"the login user on {where} cannot read"
         remedy = "Make it readable, or choose another folder."
-    elif is_text and not facts["files"]:
+    elif is_text and facts["text_bytes"] == 0:
         problem, remedy = f"has no files on {where}", "Use a folder of text there."
     elif is_tokenizer and not facts["tokenizer"]:
         problem = f"has no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}"
