@@ -15,8 +15,8 @@ from .rules import MARK, FirewallStep, Rule, file_text, marked_names, port_range
 FAMILIES = {"iptables": 4, "ip6tables": 6}
 # The files that a distribution loads at boot, with the service that does.
 FILES = {
-    "iptables": (("etc/iptables/rules.v4", "netfilter-persistent"), ("etc/sysconfig/iptables", "iptables")),
-    "ip6tables": (("etc/iptables/rules.v6", "netfilter-persistent"), ("etc/sysconfig/ip6tables", "ip6tables")),
+    "iptables": (("/etc/iptables/rules.v4", "netfilter-persistent"), ("/etc/sysconfig/iptables", "iptables")),
+    "ip6tables": (("/etc/iptables/rules.v6", "netfilter-persistent"), ("/etc/sysconfig/ip6tables", "ip6tables")),
 }
 HARMLESS = {"ACCEPT", "RETURN", "LOG", "NFLOG", "MARK", "CONNMARK", "CT", "TRACE", ""}
 # A kernel without IPv6 or the filter table has no such rules; tables made by native nft belong to the nftables backend.
@@ -114,18 +114,18 @@ class Iptables(FirewallBackend):
             rules = [words_of(target.rule, self.mark) for target in targets if target.place == (tool,)]
             kept = not rules
             for name, unit in FILES.get(tool, ()):
-                text = file_text(self.at(name))
+                text = file_text(name)
                 if text is not None and self.service("is-enabled", unit):
                     new = saved_with(text, self.mark, rules)
                     kept = all(f"-A INPUT {' '.join(words)}\n" in new for words in rules)
                     shown = ["netfilter-persistent", "save"] if "iptables/" in name else ["service", unit, "save"]
-                    steps += [FirewallStep(shown, self.at(name), new)] if new != text else []
+                    steps += [FirewallStep(shown, name, new)] if new != text else []
                     break
             note = note if kept or note else f"{tool}: {NOT_SAVED}"
         return steps, note
 
     def names(self, known: Sequence[str]) -> set[str]:
-        saved = [file_text(self.at(name)) or "" for files in FILES.values() for name, dummy in files]
+        saved = [file_text(name) or "" for files in FILES.values() for name, dummy in files]
         lines = [line for text in [*self.listings.values(), *saved] for line in text.splitlines()]
         return marked_names("\n".join(line for line in lines if "-A INPUT" in line))
 
