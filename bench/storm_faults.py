@@ -30,9 +30,9 @@ peers = [talk.KeeperAddress(*place.split("="), 29400) for place in places]
 me = next(peer for peer in peers if peer.host == settings["host"])
 liar = talk.Messenger(me, tuple(peer for peer in peers if peer != me), settings["secret"], settings["launch"])
 liar.start()
-word = membership.Word(me.host, "training", hears=tuple(peer.host for peer in peers))
+state = membership.KeeperState(me.host, "training", hears=tuple(peer.host for peer in peers))
 while True:
-    liar.publish(word._replace(**random.choice(({"promised": 2**53 - 1}, {"state": "king"}, {"steps": -1}, {"missed": 2**60}))))
+    liar.publish(state._replace(**random.choice(({"promised": 2**53 - 1}, {"state": "king"}, {"steps": -1}, {"missed": 2**60}))))
     time.sleep(0.5)
 """
 

@@ -19,7 +19,7 @@ description:
   - Without root it changes nothing and does not fail; RV(commands) then holds what the owner of the host can run.
   - In nftables and iptables the rules go to the head of every chain that filters incoming packets and can drop some, because an accept
     elsewhere would not prevent a drop there. ufw and firewalld get rules of their own kind, firewalld in every zone in use.
-  - Chains of other programs (fail2ban, Docker, libvirt, Kubernetes) are left alone; RV(foreign) lists those that can drop packets.
+  - Chains of other programs (fail2ban, Docker, libvirt, Kubernetes) are left alone; RV(foreign) lists those that may drop packets.
   - The rules survive a reboot with ufw and firewalld, and with nftables and iptables if the distribution loads a saved rule set at boot;
     see RV(persistent).
 author:
@@ -53,8 +53,8 @@ options:
     default: []
   known:
     description:
-      - Names of jobs that may have rules here, for O(state=absent) without O(name). firewalld's rules contain no name, so only
-        those of these jobs are found. Without root, the commands for the owner are for these jobs.
+      - Names of jobs that may have rules here, for O(state=absent) without O(name). Without root, the commands for the owner are for
+        these jobs. firewalld's rules contain no name, so RV(closed) can name only these; of others it has V(priority-) and a number.
     type: list
     elements: str
     default: []
@@ -122,7 +122,7 @@ commands:
   returned: always
   sample: ["sudo ufw prepend allow from 192.168.1.11 to any port 29500 proto tcp comment nanochat.ddp:d4"]
 foreign:
-  description: Chains of other programs that can drop incoming packets. They are not changed.
+  description: Chains of other programs that may drop incoming packets. They are not changed.
   type: list
   elements: str
   returned: always

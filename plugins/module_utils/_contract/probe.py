@@ -159,7 +159,6 @@ class Folder(TypedDict):
     readable: bool
     shards: int
     tokenizer: bool
-    files: bool
     text_bytes: Optional[int]  # size of its visible files; null with very many folders
     trainer: bool
 

@@ -37,7 +37,7 @@ class FirewallRequest(NamedTuple):
     present: bool
     check: bool = False
     root: bool = True
-    # For state absent without a name: jobs that may have rules here, and jobs to keep.
+    # For state absent without a name: jobs that may have rules here, and those to keep.
     known: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
 
@@ -46,9 +46,9 @@ class FirewallRequest(NamedTuple):
 class Result:
     """The changes, done or predicted, and messages for the owner of the host."""
 
-    backend: str
-    active: bool
-    message: str
+    backend: str = "none"
+    active: bool = False
+    message: str = ""
     changed: bool = False
     rules: list[str] = dataclasses.field(default_factory=list)
     commands: list[str] = dataclasses.field(default_factory=list)
@@ -58,6 +58,17 @@ class Result:
     persistent: bool = True
     needs_root: bool = False
     diff: dict[str, str] = dataclasses.field(default_factory=lambda: {"before": "", "after": ""})
+
+    def add(self, backend: str, change: Change) -> None:
+        """Add the change of one firewall."""
+        self.backend = backend if self.backend == "none" else f"{self.backend}+{backend}"
+        self.message = " ".join(filter(None, [self.message, change.note]))
+        self.persistent = self.persistent and not change.note
+        self.changed = self.changed or bool(change.steps)
+        self.rules += change.after
+        self.commands += [step.shown() for step in change.steps]
+        for when, lines in (("before", change.before), ("after", change.after)):
+            self.diff[when] += "".join(f"{line}\n" for line in lines)
 
 
 def apply(run: Run, request: FirewallRequest) -> dict[str, Any]:
@@ -70,10 +81,11 @@ def _close_all(run: Run, request: FirewallRequest) -> Result:
     names: Sequence[str] = request.known
     try:
         if request.root:
-            names = sorted(set().union(*(one.names(request.known) for one in _all(run, request).values())))
+            known = (*request.known, *request.keep)
+            names = sorted(set().union(*(one.names(known) for one in _all(run, request).values())))
     except Forbidden:
         pass
-    total = Result("none", False, "this host has no rules from this collection")
+    total = Result(message="this host has no rules from this collection")
     for name in (name for name in names if name not in request.keep):
         one = _apply_one(run, request._replace(mark=MARK + name))
         total = dataclasses.replace(
@@ -102,15 +114,25 @@ def _apply_one(run: Run, request: FirewallRequest) -> Result:
     """Apply one job's rules."""
     if not request.root:
         return _for_the_owner(run, request)
+    wanted = request.wanted if request.present else []
     try:
         backends = list(_all(run, request).values())
         in_force = [one for one in backends if one.in_force()]
+        result = Result(active=bool(in_force), message=NOTHING if request.present and not in_force else "")
         # Rules to be removed may be those of a firewall that was active earlier.
-        chosen = in_force if request.present else backends
-        changes = [(one, one.change(request.wanted if request.present else [], request.needed)) for one in chosen]
-        changes = [(one, change) for one, change in changes if request.present or change.steps]
-        result = _carry_out(run, request, changes)
-        result.active = bool(in_force)
+        for one in in_force if request.present else backends:
+            change = one.change(wanted, request.needed)
+            if change.steps and not request.check:
+                for step in change.steps:
+                    carry_out_step(run, step)
+                # Detect a tool that reports success without effect now, not at the first collective.
+                one.read()
+                left = one.change(wanted, request.needed).steps
+                if left:
+                    said = "the commands succeeded but had no effect; still missing"
+                    raise FirewallError(f"{one.name}: {said}: {left[0].shown()}")
+            if change.steps or request.present:
+                result.add(one.name, change)
         result.foreign = _foreign(run, request) if request.present else []
         return result
     except Forbidden as error:
@@ -125,46 +147,6 @@ def _foreign(run: Run, request: FirewallRequest) -> list[str]:
             one.read()
             found += one.foreign()
     return found
-
-
-def _carry_out(run: Run, request: FirewallRequest, changes: list[tuple[FirewallBackend, Change]]) -> Result:
-    steps = [step for dummy, change in changes for step in change.steps]
-    if not request.check:
-        for step in steps:
-            carry_out_step(run, step)
-        for backend, change in changes:
-            _verify(backend, change, request)
-    before = [line for dummy, change in changes for line in change.before]
-    rules = [line for dummy, change in changes for line in change.after]
-    message = " ".join(change.note for dummy, change in changes if change.note)
-    if not message and not changes and request.present:
-        message = NOTHING
-    return Result(
-        "+".join(backend.name for backend, dummy in changes) or "none",
-        bool(changes),
-        message,
-        changed=bool(steps),
-        rules=rules,
-        commands=[step.shown() for step in steps],
-        persistent=not any(change.note for dummy, change in changes),
-        diff={"before": _lines(before), "after": _lines(rules)},
-    )
-
-
-def _lines(rules: list[str]) -> str:
-    return "".join(f"{line}\n" for line in rules)
-
-
-def _verify(backend: FirewallBackend, change: Change, request: FirewallRequest) -> None:
-    """Detect a tool that reports success without effect now, not at the first collective."""
-    if not change.steps:
-        return
-    backend.read()
-    left = backend.change(request.wanted if request.present else [], request.needed).steps
-    if left:
-        raise FirewallError(
-            f"{backend.name}: the commands succeeded but had no effect; still missing: {left[0].shown()}"
-        )
 
 
 def carry_out_step(run: Run, step: FirewallStep) -> None:
@@ -190,17 +172,15 @@ def _for_the_owner(run: Run, request: FirewallRequest) -> Result:
     if guessed is None:
         # Rules may be loaded without any file or service showing it.
         unseen = [one for one in backends if one.packet_filter and one.has_program(one.packet_filter)][:1]
-        commands = [_shown(argv) for one in unseen if request.present for argv in one.suggested(wanted, True)]
-        return Result("none", False, "no firewall seen; reading its rules needs root", if_closed=commands)
+        shown = [
+            FirewallStep(argv).shown() for one in unseen if request.present for argv in one.suggested(wanted, True)
+        ]
+        return Result(message="no firewall seen; reading its rules needs root", if_closed=shown)
     return Result(
         guessed.name,
         True,
         "nothing was changed without root; the owner of this host can run the commands",
-        commands=[_shown(argv) for argv in guessed.suggested(wanted, request.present)],
+        commands=[FirewallStep(argv).shown() for argv in guessed.suggested(wanted, request.present)],
         needs_root=True,
         persistent=False,
     )
-
-
-def _shown(argv: list[str]) -> str:
-    return FirewallStep(argv).shown()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from abc import ABC, abstractmethod
 from typing import ClassVar, List, NamedTuple, Sequence, Tuple
@@ -52,10 +51,9 @@ class FirewallBackend(ABC):
     # The program of a packet filter, whose rules may be loaded without a trace in files or services.
     packet_filter = ""
 
-    def __init__(self, run: Run, mark: str, root: str = "/") -> None:
+    def __init__(self, run: Run, mark: str) -> None:
         self.run = run
         self.mark = mark
-        self.root = root
 
     @abstractmethod
     def read(self) -> None:
@@ -83,7 +81,7 @@ class FirewallBackend(ABC):
 
     @abstractmethod
     def names(self, known: Sequence[str]) -> set[str]:
-        """The names of all jobs with rules here; `known` is for firewalls whose rules contain no name."""
+        """The names of all jobs with rules here; `known` are some, for firewalls whose rules contain no name."""
 
     @abstractmethod
     def suspected(self) -> bool:
@@ -142,7 +140,3 @@ class FirewallBackend(ABC):
     def service(self, verb: str, unit: str) -> bool:
         """Whether systemd says that a unit `is-active` or `is-enabled`."""
         return self.run(["systemctl", verb, unit])[0] == 0
-
-    def at(self, path: str) -> str:
-        """A path below a root that tests may change."""
-        return os.path.join(self.root, path.lstrip("/"))

@@ -18,6 +18,7 @@ from .rules import MARK, Rule, port_range
 RUNNING: Tuple[str, ...] = ("firewall-cmd",)
 PERMANENT: Tuple[str, ...] = ("firewall-cmd", "--permanent")
 STOPPED: Tuple[str, ...] = ("firewall-offline-cmd",)
+UNKNOWN = "priority-"
 
 
 class Zone(NamedTuple):
@@ -27,9 +28,15 @@ class Zone(NamedTuple):
     rich: list[str]
 
 
+def priority_of(mark: str) -> str:
+    """The priority of a job's rules, which is before that of rules without one; of a job whose name is unknown, its mark says it."""
+    told = re.fullmatch(re.escape(MARK) + UNKNOWN + r"(\d+)", mark)
+    return "-" + (told.group(1) if told else str(1000 + zlib.crc32(mark.encode()) % 30000))
+
+
 def rich_rule(rule: Rule, mark: str) -> str:
     """A rule in firewalld's syntax and order."""
-    priority = -(1000 + zlib.crc32(mark.encode()) % 30000)  # before rules without one
+    priority = priority_of(mark)
     return (
         f'rule priority="{priority}" family="ipv{rule.family}" source address="{rule.peer}" '
         f'port port="{rule.ports()}" protocol="tcp" accept'
@@ -113,7 +120,10 @@ class Firewalld(FirewallBackend):
         return f"zone {target.place[-1]}: {target.rule.text()}"
 
     def names(self, known: Sequence[str]) -> set[str]:
-        return {name for name in known if self.held(MARK + name)}
+        named = {priority_of(MARK + name): name for name in known}
+        rich = [rule for zones in self.zones.values() for zone in zones.values() for rule in zone.rich]
+        priorities = {rule.split('"')[1] for rule in rich if own_rule(rule, MARK)}
+        return {named.get(one, UNKNOWN + one[1:]) for one in priorities}
 
     def suspected(self) -> bool:
         return self.service("is-active", "firewalld")

@@ -12,12 +12,11 @@ from typing import Sequence
 from .backend import FOREIGN, NOT_SAVED, FirewallBackend, Placed, Saved
 from .rules import MARK, FirewallStep, Rule, file_text, marked_names, port_range
 
-# Besides iptables-nft, the kernel still uses tables made by iptables-legacy; nothing loads these at boot.
-FAMILIES = {"iptables": 4, "ip6tables": 6, "iptables-legacy": 4, "ip6tables-legacy": 6}
+FAMILIES = {"iptables": 4, "ip6tables": 6}
 # The files that a distribution loads at boot, with the service that does.
 FILES = {
-    "iptables": (("etc/iptables/rules.v4", "netfilter-persistent"), ("etc/sysconfig/iptables", "iptables")),
-    "ip6tables": (("etc/iptables/rules.v6", "netfilter-persistent"), ("etc/sysconfig/ip6tables", "ip6tables")),
+    "iptables": (("/etc/iptables/rules.v4", "netfilter-persistent"), ("/etc/sysconfig/iptables", "iptables")),
+    "ip6tables": (("/etc/iptables/rules.v6", "netfilter-persistent"), ("/etc/sysconfig/ip6tables", "ip6tables")),
 }
 HARMLESS = {"ACCEPT", "RETURN", "LOG", "NFLOG", "MARK", "CONNMARK", "CT", "TRACE", ""}
 # A kernel without IPv6 or the filter table has no such rules; tables made by native nft belong to the nftables backend.
@@ -50,17 +49,12 @@ def rule_of(words: Sequence[str]) -> Rule:
     return Rule(value["-s"].split("/")[0], *port_range(value["--dport"]))
 
 
-def dropping_chains(listing: str) -> list[str]:
-    """INPUT, if its policy or a rule of its own can drop a packet, and the chains to which it leads whose rules can, or lead further."""
-    jumps: dict[str, list[str]] = {}
-    for words in map(words_in, listing.splitlines()):
-        if words[:1] in (["-N"], ["-A"]):
-            targets = [after for flag, after in zip(words, words[1:]) if flag in ("-j", "-g")]
-            jumps.setdefault(words[1], []).extend(targets)
-    of_input = jumps.get("INPUT", [])
-    closed = bool(re.search(r"^-P INPUT (?!ACCEPT)", listing, re.M)) or not {*of_input} <= {*HARMLESS, *jumps}
-    led = [chain for chain in dict.fromkeys(of_input) if not {*jumps.get(chain, [])} <= HARMLESS]
-    return (["INPUT"] if closed else []) + led
+def droppers(listing: str) -> list[str]:
+    """The policy of INPUT and the targets of its rules that can drop a packet; a chain to which it leads counts as one that can."""
+    policy = re.findall(r"^-P INPUT (?!ACCEPT)(\S+)", listing, re.M)
+    rules = [words for words in map(words_in, listing.splitlines()) if words[:2] == ["-A", "INPUT"]]
+    targets = [after for words in rules for flag, after in zip(words, words[1:]) if flag in ("-j", "-g")]
+    return [*policy, *(target for target in dict.fromkeys(targets) if target not in HARMLESS)]
 
 
 def saved_with(text: str, mark: str, rules: Sequence[Sequence[str]]) -> str:
@@ -76,19 +70,13 @@ def saved_with(text: str, mark: str, rules: Sequence[Sequence[str]]) -> str:
 
 
 class Iptables(FirewallBackend):
-    """Manages both families, each only if it can drop, and the legacy tables if there are any."""
+    """Manages both families, each only if it can drop."""
 
     name = "iptables"
     packet_filter = "iptables"
 
     def read(self) -> None:
-        legacy = "legacy" in self.run(["iptables", "--version"])[1]
-        listings = {tool: self._listing(tool) for tool in FAMILIES if not (legacy and tool.endswith("-legacy"))}
-        self.listings = {
-            tool: text
-            for tool, text in listings.items()
-            if not tool.endswith("-legacy") or re.search(r"^-A|^-P INPUT (?!ACCEPT)", text, re.M)
-        }
+        self.listings = {tool: self._listing(tool) for tool in FAMILIES}
 
     def _listing(self, tool: str) -> str:
         argv = [tool, "-w", "-S"]
@@ -96,7 +84,7 @@ class Iptables(FirewallBackend):
         return "" if code == 127 or (code and any(words in err for words in NO_TABLES)) else self.tool(*argv)
 
     def _can_drop(self, tool: str) -> bool:
-        return any(not FOREIGN.match(chain) for chain in dropping_chains(self.listings[tool]))
+        return any(not FOREIGN.match(one) for one in droppers(self.listings[tool]))
 
     def in_force(self) -> bool:
         return any(self._can_drop(tool) for tool in self.listings)
@@ -126,18 +114,18 @@ class Iptables(FirewallBackend):
             rules = [words_of(target.rule, self.mark) for target in targets if target.place == (tool,)]
             kept = not rules
             for name, unit in FILES.get(tool, ()):
-                text = file_text(self.at(name))
+                text = file_text(name)
                 if text is not None and self.service("is-enabled", unit):
                     new = saved_with(text, self.mark, rules)
                     kept = all(f"-A INPUT {' '.join(words)}\n" in new for words in rules)
                     shown = ["netfilter-persistent", "save"] if "iptables/" in name else ["service", unit, "save"]
-                    steps += [FirewallStep(shown, self.at(name), new)] if new != text else []
+                    steps += [FirewallStep(shown, name, new)] if new != text else []
                     break
             note = note if kept or note else f"{tool}: {NOT_SAVED}"
         return steps, note
 
     def names(self, known: Sequence[str]) -> set[str]:
-        saved = [file_text(self.at(name)) or "" for files in FILES.values() for name, dummy in files]
+        saved = [file_text(name) or "" for files in FILES.values() for name, dummy in files]
         lines = [line for text in [*self.listings.values(), *saved] for line in text.splitlines()]
         return marked_names("\n".join(line for line in lines if "-A INPUT" in line))
 
@@ -145,7 +133,7 @@ class Iptables(FirewallBackend):
         return [
             f"{tool} chain {chain}"
             for tool, text in self.listings.items()
-            for chain in dropping_chains(text)
+            for chain in droppers(text)
             if FOREIGN.match(chain)
         ]
 

@@ -17,7 +17,7 @@ from typing import Sequence, Tuple
 from .backend import FOREIGN, NOT_SAVED, FirewallBackend, Placed, Saved
 from .rules import MARK, FirewallStep, Rule, file_text, marked_names, port_range, with_block
 
-FILES = ("etc/nftables.conf", "etc/sysconfig/nftables.conf")
+FILES = ("/etc/nftables.conf", "/etc/sysconfig/nftables.conf")
 Chain = Tuple[str, ...]  # family, table, name
 
 
@@ -110,7 +110,7 @@ class Nftables(FirewallBackend):
     def saved(self, targets: Sequence[Placed]) -> Saved:
         """Our block in the file loaded at boot, or why there is none."""
         lines = [" ".join(self.insertion(target)[1:]) for target in reversed(targets)]
-        path = next((self.at(name) for name in FILES if file_text(self.at(name)) is not None), "")
+        path = next((name for name in FILES if file_text(name) is not None), "")
         text = file_text(path) or ""
         loaded = bool(path) and self.service("is-enabled", "nftables")
         new = with_block(text, self.mark, lines if loaded else [])
@@ -133,20 +133,20 @@ class Nftables(FirewallBackend):
         return "" if code == 0 else (err or out).strip().split("\n")[0].replace(draft.name + ":", "line ")
 
     def names(self, known: Sequence[str]) -> set[str]:
-        return marked_names("\n".join([self.listed, *(file_text(self.at(name)) or "" for name in FILES)]))
+        return marked_names("\n".join([self.listed, *(file_text(name) or "" for name in FILES)]))
 
     def foreign(self) -> list[str]:
         return [f"nft chain {' '.join(chain)}" for chain in self.others]
 
     def suspected(self) -> bool:
-        texts = [file_text(self.at(name)) or "" for name in FILES]
+        texts = [file_text(name) or "" for name in FILES]
         # If systemd cannot be asked, a file that drops is proof enough.
         return any(re.search(r"\b(drop|reject)\b", text) for text in texts) and (
             self.service("is-active", "nftables") or not os.path.isdir("/run/systemd/system")
         )
 
     def guessed(self, wanted: Sequence[Rule]) -> list[Placed]:
-        text = next(filter(None, (file_text(self.at(name)) for name in FILES)), "")
+        text = next(filter(None, (file_text(name) for name in FILES)), "")
         return targets_in(base_chains(parsed(text)) or [("inet", "filter", "input")], list(reversed(wanted)))
 
     def suggested(self, wanted: Sequence[Rule], present: bool) -> list[list[str]]:

@@ -79,4 +79,4 @@ class Ufw(FirewallBackend):
         return set().union(*self.added.values())
 
     def suspected(self) -> bool:
-        return bool(re.search(r"^ENABLED=yes", file_text(self.at("etc/ufw/ufw.conf")) or "", re.M))
+        return bool(re.search(r"^ENABLED=yes", file_text("/etc/ufw/ufw.conf") or "", re.M))

@@ -85,7 +85,7 @@ class Keeper:
         peers = {n["host"]: talk.KeeperAddress(n["host"], str(n["address"]), n["keeper_port"]) for n in plan["nodes"]}
         me = peers.pop(self.host)
         self.talk = talk.Messenger(me, tuple(peers.values()), str(settings["secret"]), self.launch)
-        self.heard: Dict[str, membership.Heard] = {}
+        self.received: Dict[str, membership.Received] = {}
         self.since: Optional[int] = None  # the step since which this host trains separately
         self.gave_way: Optional[membership.Generation] = None  # the last generation whose checkpoints were moved aside
         self.kept: Dict[str, Any] = {}  # the state on disk
@@ -107,7 +107,7 @@ class Keeper:
         path, now, steps = os.path.join(self.folder, run_folder.KEEPER_MEMORY), time.monotonic(), self.rank.steps()
         kept = files.read_object(path)
         if not os.path.lexists(path) or kept.get("launch", self.launch) != self.launch:
-            return membership.OwnState(membership.Word(self.host, steps=steps), since=now)
+            return membership.OwnState(membership.KeeperState(self.host, steps=steps), since=now)
         # If the runner restarted it, the host stayed up, and a stop would be on its disk.
         off = not os.environ.get(RESTARTED_VARIABLE)
         try:
@@ -129,7 +129,7 @@ class Keeper:
                 self.full_since = time.monotonic()
                 self._tell("cannot write", "%s: %s; tried again until it can" % (error.filename, error.strerror))
             promised = [self.kept.get("promised", 0), (self.kept.get("last") or [0])[0]]
-            return promised == [own.word.promised, own.word.started] and own.word.state not in states.BEFORE
+            return promised == [own.public.promised, own.public.started] and own.public.state not in states.BEFORE
         if self.full_since:
             self._tell("can write", "again after %.0f s" % (time.monotonic() - self.full_since))
             self.full_since = 0.0
@@ -149,33 +149,33 @@ class Keeper:
         self._linger()
         self.talk.close()
         codes = {states.FAILED: self.code, states.AWAY: COME_BACK}
-        return codes.get(self.own.word.state, 0)
+        return codes.get(self.own.public.state, 0)
 
     def begin(self) -> None:
         self._remember(self.own)
         self._tell("keeper started", "")
-        self.talk.publish(self.own.word)
+        self.talk.publish(self.own.public)
         self.talk.start()
         self.rank.prepare()
 
     def over(self) -> bool:
-        return self.own.word.state in states.OVER and self.rank.process is None
+        return self.own.public.state in states.OVER and self.rank.process is None
 
     def _signalled(self, number: int, frame: Any) -> None:
         self.signals.add(number)
 
-    def _hear(self, seconds: float) -> None:
+    def _receive(self, seconds: float) -> None:
         """Receive messages, waiting up to this long for the first."""
         with contextlib.suppress(queue.Empty):
-            word = self.talk.heard.get(timeout=seconds)
+            other = self.talk.received.get(timeout=seconds)
             while True:
-                before = self.heard.get(word.host)
-                self.heard[word.host] = membership.hear(before, word, time.monotonic(), self.rules.lost)
-                word = self.talk.heard.get_nowait()
+                before = self.received.get(other.host)
+                self.received[other.host] = membership.receive(before, other, time.monotonic(), self.rules.lost)
+                other = self.talk.received.get_nowait()
 
     def turn(self, seconds: float) -> None:
         """Wait up to this long for a message, check all events, then decide, act, and publish the state."""
-        self._hear(seconds)
+        self._receive(seconds)
         before, now = self.own, time.monotonic()
         # Before the rank: a rank ended by a signal must not look as if somebody else stopped it.
         order = self._asked(now)
@@ -185,23 +185,25 @@ class Keeper:
         self._give_way()
         decided = self.own
         if not order:
-            decided, order = membership.decide(self.rules, self.own, self.heard, now)
+            decided, order = membership.decide(self.rules, self.own, self.received, now)
         # Save before publishing; until that is possible, the others continue without this host.
         if self._remember(decided):
             self.own = decided
             self._carry_out(order)
-            self.talk.publish(self.own.word)
+            self.talk.publish(self.own.public)
         else:
-            self.talk.publish(self.own.word._replace(state=states.STUCK, why="%s cannot write to its disk" % self.host))
+            self.talk.publish(
+                self.own.public._replace(state=states.STUCK, why="%s cannot write to its disk" % self.host)
+            )
         self._report(before)
 
     def _carry_out(self, order: str) -> None:
-        if order == membership.START and self.own.word.generation is not None:
-            self.rank.start(self.own.word.generation)
+        if order == membership.START and self.own.public.generation is not None:
+            self.rank.start(self.own.public.generation)
         elif order:
             # A user who stops the run for good sets the time limit himself.
             least = self.patience if self.own.after_ending in states.OVER else 0.0
-            self.rank.end(order, least, self.own.word.why)
+            self.rank.end(order, least, self.own.public.why)
 
     def _see_rank(self, now: float) -> None:
         """The state of this host's rank, or how it ended."""
@@ -217,23 +219,23 @@ class Keeper:
             why = "the rank of %s (pid %s) cannot be killed: it hangs in the kernel" % (self.host, pids)
             self.own = membership.rank_stuck(self.own, now, why)
         elif self.rank.process is not None:
-            self.own = self.own.with_word(steps=self.rank.steps())
+            self.own = self.own.with_fields(steps=self.rank.steps())
             self._note_apart_since()
 
     def _note_apart_since(self) -> None:
         """Record the step since which this host trains separately."""
-        mine = self.own.word.generation
+        mine = self.own.public.generation
         if mine is None:
             return
-        if set(mine.members) >= set(wanted(self.rules, self.own.word.left)):
+        if set(mine.members) >= set(wanted(self.rules, self.own.public.left)):
             self.since = None
         elif self.since is None:
             self.since = self.rank.resumed_from
 
     def _give_way(self) -> None:
         """Move the separately made checkpoints aside, because another part of the run has more steps."""
-        last = self.own.word.last
-        if not self.own.word.apart or last is None or last == self.gave_way or self.rank.process is not None:
+        last = self.own.public.last
+        if not self.own.public.apart or last is None or last == self.gave_way or self.rank.process is not None:
             return
         self.gave_way = last
         try:
@@ -246,7 +248,7 @@ class Keeper:
 
     def _asked(self, now: float) -> str:
         """Whether a user stops the run or removes this host, or the host shuts down."""
-        if self.own.word.state in states.OVER:
+        if self.own.public.state in states.OVER:
             return ""
         if signal.SIGINT in self.signals or os.path.exists(
             os.path.join(self.run_dir, run_folder.SESSION_FILES, "stop")
@@ -272,18 +274,18 @@ class Keeper:
         """Leave a machine that is needed otherwise, and come back to it."""
         if self.guest is None:
             return ""
-        mark, before = os.path.join(self.folder, run_folder.KEEPER_JOIN), self.own.word
+        mark, before = os.path.join(self.folder, run_folder.KEEPER_JOIN), self.own.public
         let_in = os.path.exists(mark)
         if let_in:
             with contextlib.suppress(OSError):
                 os.remove(mark)
         self.own, order = presence.follow(self.own, now, self.guest.look(now, let_in))
-        if self.own.word.state == states.RESTING:
+        if self.own.public.state == states.RESTING:
             self.rank.close()  # PyTorch takes memory, which is the owner's now
         elif before.state == states.RESTING:
             self.rank.prepare()
-        if self.own.word.why != before.why and before.state == self.own.word.state == states.RESTING:
-            self._tell(states.RESTING, self.own.word.why)
+        if self.own.public.why != before.why and before.state == self.own.public.state == states.RESTING:
+            self._tell(states.RESTING, self.own.public.why)
         return order
 
     def _notice_suspend(self) -> None:
@@ -295,60 +297,60 @@ class Keeper:
             self.woke = time.monotonic() + talk.LATE_SECONDS
             self.own = memory.slept(self.own, time.monotonic(), now - before)
             self._tell("awake", "after %.0f s" % (now - before))
-        self.own = memory.woken(self.own, self.heard, self.woke)
+        self.own = memory.woken(self.own, self.received, self.woke)
 
     def _linger(self) -> None:
         """Keep answering questions about the end, unless all others know."""
         until = time.monotonic() + LINGER
         while time.monotonic() < until and not self._all_over():
-            self._hear(TICK)
+            self._receive(TICK)
 
     def _all_over(self) -> bool:
-        over = [one for one in self.heard.values() if one.word.state in states.OVER]
+        over = [one for one in self.received.values() if one.public.state in states.OVER]
         return len(over) == len(self.rules.hosts) - 1
 
     # -- output for people and programs
 
     def _report(self, before: membership.OwnState) -> None:
-        word, was = self.own.word, before.word
+        public, was = self.own.public, before.public
         waits = self._waiting_for()
         if waits != self.waits:
             self.waits = waits
             self._tell("waits" if waits else "waits no more", waits)
-        if word.state == states.TRAINING and word.steps > was.steps:
+        if public.state == states.TRAINING and public.steps > was.steps:
             # Again, if it was killed: not while the ranks load what they need themselves.
             self.rank.prepare()
-        if (word.state, word.generation) != (was.state, was.generation):
+        if (public.state, public.generation) != (was.state, was.generation):
             # Why a guest was away is no reason for its return.
-            self.cause = word.why or ("" if was.state == states.RESTING else self.cause)
-            self._tell(word.state, self.cause)
-            if word.state == states.TRAINING:
+            self.cause = public.why or ("" if was.state == states.RESTING else self.cause)
+            self._tell(public.state, self.cause)
+            if public.state == states.TRAINING:
                 self.cause = ""
-        for host in sorted(set(was.hears) - set(word.hears)):
+        for host in sorted(set(was.hears) - set(public.hears)):
             self._tell(states.LOST, "%s is not heard any more" % host, about=host)
-        for host in sorted(set(word.hears) - set(was.hears)):
+        for host in sorted(set(public.hears) - set(was.hears)):
             self._tell(states.HEARD, "%s is heard" % host, about=host)
 
     def _waiting_for(self) -> str:
         """The hosts that have been silent for longer than a message takes, and why."""
-        silent, word = dict(self.talk.silent), self.own.word
+        silent, public = dict(self.talk.silent), self.own.public
         reasons = [silent[self.host]] if self.host in silent else []
-        if word.state in (states.IDLE, states.ASKING) and time.monotonic() - self.own.since > self.rules.lost:
-            missing = membership.awaited(self.rules, word, (self.host, *word.hears))
+        if public.state in (states.IDLE, states.ASKING) and time.monotonic() - self.own.since > self.rules.lost:
+            missing = membership.awaited(self.rules, public, (self.host, *public.hears))
             reasons += [silent.get(host, "%s is not heard" % host) for host in sorted(missing)]
-            deaf = [host for host in word.hears if self.host not in self.heard[host].word.hears]
+            deaf = [host for host in public.hears if self.host not in self.received[host].public.hears]
             reasons += ["%s does not hear this host" % host for host in deaf]
-            words = [self.heard[host].word for host in word.hears]
-            reasons += ["%s: %s" % (one.host, one.why) for one in words if one.state in (states.RESTING, states.STUCK)]
+            others = [self.received[host].public for host in public.hears]
+            reasons += ["%s: %s" % (one.host, one.why) for one in others if one.state in (states.RESTING, states.STUCK)]
         return "; ".join(dict.fromkeys(reasons))
 
     def _tell(self, what: str, why: str, about: str = "") -> None:
         """Record an event: a log line, a line of members.jsonl, and members.json."""
-        word, mine = self.own.word, self.own.word.generation
+        public, mine = self.own.public, self.own.public.generation
         number = mine.number if mine else 0
         event = {
             "time": time.time(), "host": about or self.host, "what": what, "why": why, "generation": number,
-            "members": list(mine.members) if mine else [], "steps": word.steps, "rank": self.rank.number,
+            "members": list(mine.members) if mine else [], "steps": public.steps, "rank": self.rank.number,
         }  # fmt: skip
         members = " of generation %d: %s" % (number, ", ".join(mine.members)) if mine else ""
         with contextlib.suppress(OSError):  # of an ended session
@@ -359,7 +361,7 @@ class Keeper:
                 file.write(json.dumps(event) + "\n")
             files.write_json(
                 os.path.join(self.run_dir, run_folder.MEMBERS),
-                {**event, "state": word.state, "hears": word.hears, "since": time.time(), "waits": self.waits},
+                {**event, "state": public.state, "hears": public.hears, "since": time.time(), "waits": self.waits},
             )
 
 

@@ -4,7 +4,7 @@
 """Decides who trains: every decision of a keeper, as pure functions of its state and the messages it received.
 
 Hosts that train together are a *generation*: a number, and its members in rank order, the first of which is the
-master. Keepers only exchange their states (`Word`); nobody commands anybody. From its own state, the messages
+master. Keepers only exchange their states (`KeeperState`); nobody commands anybody. From its own state, the messages
 and the monotonic clock, `decide` computes the next state and at most one order for this host's rank.
 
 A generation starts in three steps: the first host in plan order that is heard by those it hears offers one (`OFFERED`),
@@ -46,7 +46,7 @@ class Generation(NamedTuple):
     members: Tuple[str, ...]
 
 
-class Word(NamedTuple):
+class KeeperState(NamedTuple):
     """A keeper's state as published to the others."""
 
     host: str
@@ -75,214 +75,214 @@ class Word(NamedTuple):
 
 
 class OwnState(NamedTuple):
-    """A keeper's state: the published part, and private data."""
+    """A keeper's state: the public part, and private data."""
 
-    word: Word
+    public: KeeperState
     since: float = 0.0  # when the state began
     died: bool = False  # its last rank ended although nobody asked for it and nobody was missing
     failure: str = ""  # what is known of that
     deaths: Tuple[GenerationDeath, ...] = ()
     after_ending: str = IDLE  # the state that ENDING leads to
 
-    def with_word(self, **fields: object) -> OwnState:
-        """The same with these fields of the word."""
-        return self._replace(word=self.word._replace(**fields))  # type: ignore[arg-type]
+    def with_fields(self, **fields: object) -> OwnState:
+        """The same with other values in these public fields."""
+        return self._replace(public=self.public._replace(**fields))  # type: ignore[arg-type]
 
 
-class Heard(NamedTuple):
+class Received(NamedTuple):
     """Another host's last message, its time, and the start of its uninterrupted sequence."""
 
-    word: Word
+    public: KeeperState
     at: float
     since: float
 
 
-Hearing = Mapping[str, Heard]
-Words = Mapping[str, Word]
+Messages = Mapping[str, Received]
+States = Mapping[str, KeeperState]
 
 
-def hear(heard: Optional[Heard], word: Word, now: float, lost: float) -> Heard:
+def receive(received: Optional[Received], other: KeeperState, now: float, lost: float) -> Received:
     """Receive a message."""
-    return Heard(word, now, heard.since if heard is not None and now - heard.at <= lost else now)
+    return Received(other, now, received.since if received is not None and now - received.at <= lost else now)
 
 
 # -- evaluating messages
 
 
-def present(own: OwnState, words: Words) -> Dict[str, Word]:
+def present(own: OwnState, states: States) -> Dict[str, KeeperState]:
     """Those that also hear us and are not over, so can train with us; a link that works one way does not count."""
-    me, out = own.word.host, (ASKING, STUCK, RESTING, *OVER)
-    return {host: word for host, word in words.items() if me in word.hears and word.state not in out}
+    me, out = own.public.host, (ASKING, STUCK, RESTING, *OVER)
+    return {host: other for host, other in states.items() if me in other.hears and other.state not in out}
 
 
-def awaited(rules: Rules, word: Word, there: Iterable[str]) -> Set[str]:
+def awaited(rules: Rules, public: KeeperState, there: Iterable[str]) -> Set[str]:
     """The hosts to wait for, besides those that are there."""
-    return set(expected(rules, word.left, word.failed)) - set(there)
+    return set(expected(rules, public.left, public.failed)) - set(there)
 
 
-def clique_around(rules: Rules, own: OwnState, around: Words) -> Tuple[str, ...]:
+def clique_around(rules: Rules, own: OwnState, around: States) -> Tuple[str, ...]:
     """We and the present hosts that all hear each other."""
-    hears = {host: word.hears for host, word in around.items()}
-    return clique(rules, own.word.host, {**hears, own.word.host: tuple(around)})
+    hears = {host: other.hears for host, other in around.items()}
+    return clique(rules, own.public.host, {**hears, own.public.host: tuple(around)})
 
 
-def next_number(rules: Rules, own: OwnState, words: Words) -> int:
+def next_number(rules: Rules, own: OwnState, states: States) -> int:
     """The next number above all known ones that no other host can choose."""
-    highest = max([own.word.promised, own.word.started, *(max(w.promised, w.started) for w in words.values())])
-    return highest + 1 + (rules.hosts.index(own.word.host) - highest) % len(rules.hosts)
+    highest = max([own.public.promised, own.public.started, *(max(w.promised, w.started) for w in states.values())])
+    return highest + 1 + (rules.hosts.index(own.public.host) - highest) % len(rules.hosts)
 
 
 def change(own: OwnState, now: float, state: str, **fields: object) -> OwnState:
-    """Change state now; fields are those of the word."""
-    return own.with_word(state=state, **fields)._replace(since=now)
+    """Change state now; fields are those of the public part."""
+    return own.with_fields(state=state, **fields)._replace(since=now)
 
 
 def _end(own: OwnState, now: float, **fields: object) -> OwnState:
-    """End this host's rank, and be idle afterwards; fields are those of the word."""
+    """End this host's rank, and be idle afterwards; fields are those of the public part."""
     return change(own, now, ENDING, **fields)._replace(after_ending=IDLE)
 
 
-def decide(rules: Rules, own: OwnState, heard: Hearing, now: float) -> Tuple[OwnState, str]:
+def decide(rules: Rules, own: OwnState, received: Messages, now: float) -> Tuple[OwnState, str]:
     """The next state, and an order for this host's rank ("" for none)."""
-    words = {host: one.word for host, one in heard.items() if now - one.at <= rules.lost}
-    own = _learn_who_is_out(own, words)
-    state = own.word.state
+    states = {host: one.public for host, one in received.items() if now - one.at <= rules.lost}
+    own = _learn_who_is_out(own, states)
+    state = own.public.state
     if state in OVER or state == STUCK:
         return own, ""
     if state == ENDING:
         # A rank that should end cleanly cannot once another is lost.
-        return own, SAVE if _missing(rules, own, heard, now) else ""
+        return own, SAVE if _missing(rules, own, received, now) else ""
     if state == TRAINING:
-        return _train(rules, own, heard, words, now)
-    for word in words.values():
-        if word.state == STOPPED or word.stopping:
-            return change(own, now, STOPPED, why="%s was stopped" % word.host), ""
-        if word.state == FINISHED:
-            return change(own, now, FINISHED, why="%s has finished" % word.host), ""
-    if not may_train(rules, expected(rules, own.word.left, own.word.failed), own.word.left):
-        reasons = [words[host].why for host in own.word.failed if host in words and words[host].why]
-        why = "%s gave up%s" % (" and ".join(own.word.failed), ": " + reasons[0] if reasons else "")
+        return _train(rules, own, received, states, now)
+    for other in states.values():
+        if other.state == STOPPED or other.stopping:
+            return change(own, now, STOPPED, why="%s was stopped" % other.host), ""
+        if other.state == FINISHED:
+            return change(own, now, FINISHED, why="%s has finished" % other.host), ""
+    if not may_train(rules, expected(rules, own.public.left, own.public.failed), own.public.left):
+        reasons = [states[host].why for host in own.public.failed if host in states and states[host].why]
+        why = "%s gave up%s" % (" and ".join(own.public.failed), ": " + reasons[0] if reasons else "")
         return change(own, now, FAILED, why=why), ""
     if state in (ASKING, RESTING):
-        return _ask(rules, own, words, now) if state == ASKING else own, ""
-    return _gather(rules, own, heard, words, now)
+        return _settle(rules, own, states, now) if state == ASKING else own, ""
+    return _gather(rules, own, received, states, now)
 
 
-def _learn_who_is_out(own: OwnState, words: Words) -> OwnState:
+def _learn_who_is_out(own: OwnState, states: States) -> OwnState:
     """Learn about hosts removed by hand or given up; a host's own message takes precedence."""
-    all_words = (own.word, *words.values())
+    all_states = (own.public, *states.values())
 
     def known(state: str, named: Iterable[Tuple[str, ...]]) -> Tuple[str, ...]:
-        out = {host for hosts in named for host in hosts if host not in words and host != own.word.host}
-        return tuple(sorted(out | {host for host, word in words.items() if word.state == state}))
+        out = {host for hosts in named for host in hosts if host not in states and host != own.public.host}
+        return tuple(sorted(out | {host for host, other in states.items() if other.state == state}))
 
-    left, failed = known(LEFT, (w.left for w in all_words)), known(FAILED, (w.failed for w in all_words))
-    return own.with_word(hears=tuple(sorted(words)), left=left, failed=failed)
+    left, failed = known(LEFT, (w.left for w in all_states)), known(FAILED, (w.failed for w in all_states))
+    return own.with_fields(hears=tuple(sorted(states)), left=left, failed=failed)
 
 
 # -- before a generation
 
 
-def _gather(rules: Rules, own: OwnState, heard: Hearing, words: Words, now: float) -> Tuple[OwnState, str]:
+def _gather(rules: Rules, own: OwnState, received: Messages, states: States, now: float) -> Tuple[OwnState, str]:
     """While idle, or between offer and start."""
-    me, around = own.word.host, present(own, words)
-    if own.word.state == OFFERED:
-        return _offering(rules, own, words, now)
-    started = _begin_promised(own, words, now)
+    me, around = own.public.host, present(own, states)
+    if own.public.state == OFFERED:
+        return _offering(rules, own, states, now)
+    started = _begin_promised(own, states, now)
     if started is not None:
         return started, START
-    if own.word.state == PROMISED:
-        if _still_offered(own, words) and now - own.since <= rules.begin:
+    if own.public.state == PROMISED:
+        if _still_offered(own, states) and now - own.since <= rules.begin:
             return own, ""
         own = change(own, own.since, IDLE)
     first = next(host for host in rules.hosts if host == me or host in around)
     if first != me:
-        return _promise(rules, own, words, around[first], now), ""
+        return _promise(rules, own, states, around[first], now), ""
     members = clique_around(rules, own, around)
-    busy = any(word.state in (TRAINING, ENDING) for word in around.values())
-    if busy or not may_form(rules, own, heard, members, now):
+    busy = any(other.state in (TRAINING, ENDING) for other in around.values())
+    if busy or not may_form(rules, own, received, members, now):
         return own, ""
-    return _join(rules, own, words, Generation(next_number(rules, own, words), members), now, OFFERED), ""
+    return _join(rules, own, states, Generation(next_number(rules, own, states), members), now, OFFERED), ""
 
 
-def may_form(rules: Rules, own: OwnState, heard: Hearing, members: Tuple[str, ...], now: float) -> bool:
+def may_form(rules: Rules, own: OwnState, received: Messages, members: Tuple[str, ...], now: float) -> bool:
     """Whether the host in charge may offer a generation of these members now."""
-    if not may_train(rules, members, own.word.left):
+    if not may_train(rules, members, own.public.left):
         return False
-    missing = awaited(rules, own.word, members)
+    missing = awaited(rules, own.public, members)
     if not missing:
         return True
-    known = [own.word, *(heard[host].word for host in members if host in heard)]
+    known = [own.public, *(received[host].public for host in members if host in received)]
     if may_be_stopped(rules, known, missing):
         return False
-    states = {heard[host].word.state if host in heard else "" for host in missing}
-    if states == {RESTING}:
+    missing_are = {received[host].public.state if host in received else "" for host in missing}
+    if missing_are == {RESTING}:
         return True
-    if not any(word.started for word in known):
+    if not any(other.started for other in known):
         # Nothing was trained yet, so a missing host has never been there.
         return now - own.since >= rules.first_grace
     # A host that announced its shutdown is not back before it is heard again.
-    return now - own.since >= rules.grace or states == {AWAY}
+    return now - own.since >= rules.grace or missing_are == {AWAY}
 
 
-def may_be_stopped(rules: Rules, known: Sequence[Word], missing: Set[str]) -> bool:
+def may_be_stopped(rules: Rules, known: Sequence[KeeperState], missing: Set[str]) -> bool:
     """Whether a missing host of the newest generation may know that the run was stopped, since the others of it were off."""
-    newest = max((word.last for word in known if word.last), default=Generation(0, rules.hosts))
+    newest = max((other.last for other in known if other.last), default=Generation(0, rules.hosts))
     # One that only took part in an older one may have been off at the time, and have gone on by itself.
-    witnesses = [word for word in known if word.started >= newest.number]
-    return bool(missing & set(newest.members)) and all(word.returned for word in witnesses)
+    witnesses = [other for other in known if other.started >= newest.number]
+    return bool(missing & set(newest.members)) and all(other.returned for other in witnesses)
 
 
-def _join(rules: Rules, own: OwnState, words: Words, offer: Generation, now: float, state: str) -> OwnState:
+def _join(rules: Rules, own: OwnState, states: States, offer: Generation, now: float, state: str) -> OwnState:
     """Offer or promise a generation, unless the last one died once too often."""
-    before, own = own.deaths, _count_death(own, words, now)
-    why = reason_to_give_up(own.deaths, own.word.host, rules.restarts, now)
+    before, own = own.deaths, _count_death(own, states, now)
+    why = reason_to_give_up(own.deaths, own.public.host, rules.restarts, now)
     if why and own.deaths != before:
         return change(own, now, FAILED, why="%s (%s)" % (why, own.failure) if own.failure else why)
     return change(own, now, state, generation=offer, promised=offer.number, go=False)
 
 
-def _count_death(own: OwnState, words: Words, now: float) -> OwnState:
+def _count_death(own: OwnState, states: States, now: float) -> OwnState:
     """The last generation died by itself if a rank failed by itself, or for no known reason with nobody missing."""
-    died, last, own = own.died, own.word.last, own._replace(died=False)
+    died, last, own = own.died, own.public.last, own._replace(died=False)
     if last is None or not died:
         return own
-    known = [own.word, *(words[host] for host in last.members if host in words)]
-    crashed = tuple(sorted(word.host for word in known if word.crashed == last.number))
+    known = [own.public, *(states[host] for host in last.members if host in states)]
+    crashed = tuple(sorted(other.host for other in known if other.crashed == last.number))
     # Or some continued without this host, or never started a rank in it because their keeper died first.
-    missed = any(word.missed == last.number or word.started != last.number for word in known)
+    missed = any(other.missed == last.number or other.started != last.number for other in known)
     if not crashed and (missed or len(known) < len(last.members)):
         return own
-    return own._replace(deaths=with_another(own.deaths, now, own.word.steps, crashed))
+    return own._replace(deaths=with_another(own.deaths, now, own.public.steps, crashed))
 
 
-def _promise(rules: Rules, own: OwnState, words: Words, caller: Word, now: float) -> OwnState:
+def _promise(rules: Rules, own: OwnState, states: States, caller: KeeperState, now: float) -> OwnState:
     """Join the first host's offer, if it is newer than all that this host has promised."""
     offer = caller.generation
-    if caller.state != OFFERED or offer is None or own.word.host not in offer.members:
+    if caller.state != OFFERED or offer is None or own.public.host not in offer.members:
         return own
-    return _join(rules, own, words, offer, now, PROMISED) if offer.number > own.word.promised else own
+    return _join(rules, own, states, offer, now, PROMISED) if offer.number > own.public.promised else own
 
 
 def _current_generation(own: OwnState) -> Generation:
     """The generation of a state that must have one."""
-    if own.word.generation is None:
-        raise ValueError(f"{own.word.host} is {own.word.state} without a generation")
-    return own.word.generation
+    if own.public.generation is None:
+        raise ValueError(f"{own.public.host} is {own.public.state} without a generation")
+    return own.public.generation
 
 
-def _still_offered(own: OwnState, words: Words) -> bool:
+def _still_offered(own: OwnState, states: States) -> bool:
     """Whether the host that made our promised offer still offers it (a silent one may)."""
-    caller = words.get(_current_generation(own).members[0])
-    return caller is None or (caller.promised == own.word.promised and caller.state in (OFFERED, TRAINING))
+    caller = states.get(_current_generation(own).members[0])
+    return caller is None or (caller.promised == own.public.promised and caller.state in (OFFERED, TRAINING))
 
 
-def _begin_promised(own: OwnState, words: Words, now: float) -> Optional[OwnState]:
+def _begin_promised(own: OwnState, states: States, now: float) -> Optional[OwnState]:
     """Start in the newest promised generation, once it is effective."""
-    mine = own.word.generation
-    if mine is None or mine.number != own.word.promised or own.word.started >= mine.number:
+    mine = own.public.generation
+    if mine is None or mine.number != own.public.promised or own.public.started >= mine.number:
         return None
-    caller = words.get(mine.members[0])
+    caller = states.get(mine.members[0])
     if caller is None or caller.generation != mine or not caller.go or caller.state != TRAINING:
         return None
     return _started(own, mine, now)
@@ -293,17 +293,17 @@ def _started(own: OwnState, generation: Generation, now: float, go: bool = False
     return change(own, now, TRAINING, last=generation, go=go, **fresh_start)._replace(died=False)
 
 
-def _offering(rules: Rules, own: OwnState, words: Words, now: float) -> Tuple[OwnState, str]:
+def _offering(rules: Rules, own: OwnState, states: States, now: float) -> Tuple[OwnState, str]:
     """Start when all have promised; give up if one has promised a newer one, or not in time, or if all have slept since."""
     offer = _current_generation(own)
-    others = [words.get(host) for host in offer.members if host != own.word.host]
-    if any(word is not None and word.promised > offer.number for word in others) or now - own.since > rules.offer:
+    others = [states.get(host) for host in offer.members if host != own.public.host]
+    if any(other is not None and other.promised > offer.number for other in others) or now - own.since > rules.offer:
         # Missing hosts have been waited for already.
         return change(own, now - max(rules.grace, rules.first_grace), IDLE), ""
-    ready = [word for word in others if word and word.state == PROMISED and word.promised == offer.number]
+    ready = [other for other in others if other and other.state == PROMISED and other.promised == offer.number]
     if len(ready) < len(others):
         return own, ""
-    if may_be_stopped(rules, [own.word, *ready], awaited(rules, own.word, offer.members)):
+    if may_be_stopped(rules, [own.public, *ready], awaited(rules, own.public, offer.members)):
         return change(own, now, IDLE), ""
     return _started(own, offer, now, go=True), START
 
@@ -311,92 +311,92 @@ def _offering(rules: Rules, own: OwnState, words: Words, now: float) -> Tuple[Ow
 # -- in a generation
 
 
-def _train(rules: Rules, own: OwnState, heard: Hearing, words: Words, now: float) -> Tuple[OwnState, str]:
+def _train(rules: Rules, own: OwnState, received: Messages, states: States, now: float) -> Tuple[OwnState, str]:
     """Continue, unless a member is missing, a host wants to join, or another part has more steps."""
     mine = _current_generation(own)
-    why = _missing(rules, own, heard, now)
+    why = _missing(rules, own, received, now)
     if why:
         return _end(own, now, why=why, missed=mine.number), SAVE
-    why = _ended_elsewhere(own, heard)
+    why = _ended_elsewhere(own, received)
     if why:
         return _end(own, now, why=why)._replace(died=True), SAVE
-    for word in words.values():
-        if word.regroup == mine.number:
+    for other in states.values():
+        if other.regroup == mine.number:
             # Each host ends its own rank, so that a rank whose peers are already gone does not hang.
-            return _end(own, now, regroup=mine.number, apart=word.apart, why=word.why), FINISH_STEP
-    if mine.members[0] == own.word.host:
-        return _lead(rules, own, heard, present(own, words), now)
+            return _end(own, now, regroup=mine.number, apart=other.apart, why=other.why), FINISH_STEP
+    if mine.members[0] == own.public.host:
+        return _lead(rules, own, received, present(own, states), now)
     return own, ""
 
 
-def _missing(rules: Rules, own: OwnState, heard: Hearing, now: float) -> str:
+def _missing(rules: Rules, own: OwnState, received: Messages, now: float) -> str:
     """The member of this generation that is missing, or never started; empty if all are there."""
     mine = _current_generation(own)
     for host in mine.members:
-        if host == own.word.host:
+        if host == own.public.host:
             continue
-        one = heard.get(host)
+        one = received.get(host)
         if now - max(one.at if one else 0.0, own.since) > rules.lost:
             return "%s is not heard" % host
-        if one is None or _goes_with_all(one.word):
+        if one is None or _goes_with_all(one.public):
             continue
-        if one.word.started > mine.number or one.word.promised > mine.number:
+        if one.public.started > mine.number or one.public.promised > mine.number:
             return "%s is in another generation" % host
-        if one.word.state in (RESTING, STUCK) and one.word.started < mine.number == one.word.promised:
-            return "%s: %s" % (host, one.word.why)
-        if one.word.started < mine.number and now - own.since > rules.begin:
+        if one.public.state in (RESTING, STUCK) and one.public.started < mine.number == one.public.promised:
+            return "%s: %s" % (host, one.public.why)
+        if one.public.started < mine.number and now - own.since > rules.begin:
             return "%s has not started its rank" % host
     return ""
 
 
-def _goes_with_all(word: Word) -> bool:
+def _goes_with_all(other: KeeperState) -> bool:
     """Whether its rank and this host's end in the same step: it has announced its stop, or has ended."""
-    return word.state in (FINISHED, STOPPED) or word.stopping
+    return other.state in (FINISHED, STOPPED) or other.stopping
 
 
-def _ended_elsewhere(own: OwnState, heard: Hearing) -> str:
+def _ended_elsewhere(own: OwnState, received: Messages) -> str:
     """How another member's rank has ended; empty if none has."""
     mine = _current_generation(own)
-    for word in (heard[host].word for host in mine.members if host in heard):
-        goes_on = word.state in (TRAINING, ASKING) or _goes_with_all(word)
-        if not goes_on and word.started == mine.number != word.regroup:
-            return word.why or "the rank of %s has ended" % word.host
+    for other in (received[host].public for host in mine.members if host in received):
+        goes_on = other.state in (TRAINING, ASKING) or _goes_with_all(other)
+        if not goes_on and other.started == mine.number != other.regroup:
+            return other.why or "the rank of %s has ended" % other.host
     return ""
 
 
-def _lead(rules: Rules, own: OwnState, heard: Hearing, around: Words, now: float) -> Tuple[OwnState, str]:
+def _lead(rules: Rules, own: OwnState, received: Messages, around: States, now: float) -> Tuple[OwnState, str]:
     """The first member also watches outsiders: another part, or a host that wants to join."""
-    mine, me = _current_generation(own), own.word.host
-    for host, word in around.items():
-        theirs = word.generation
-        if word.state != TRAINING or theirs is None or theirs.members[0] != host or host in mine.members:
+    mine, me = _current_generation(own), own.public.host
+    for host, other in around.items():
+        theirs = other.generation
+        if other.state != TRAINING or theirs is None or theirs.members[0] != host or host in mine.members:
             continue
         if rules.hosts.index(me) < rules.hosts.index(host):
-            if word.steps <= own.word.steps:
-                own = own.with_word(outranked=theirs.number)
+            if other.steps <= own.public.steps:
+                own = own.with_fields(outranked=theirs.number)
                 continue
-        elif word.outranked != mine.number:
+        elif other.outranked != mine.number:
             continue
         return _end(own, now, regroup=mine.number, apart=True, why="%s has more steps" % host), FINISH_STEP
     members = clique_around(rules, own, around)
     waiting = [host for host in members if host not in mine.members and around[host].state in (IDLE, OFFERED)]
-    comers = [host for host in waiting if now - heard[host].since >= rules.lost]
+    comers = [host for host in waiting if now - received[host].since >= rules.lost]
     if comers and set(mine.members) <= set(members) and now - own.since >= rules.joinable_after:
         return _end(own, now, regroup=mine.number, why="%s comes in" % " and ".join(comers)), FINISH_STEP
     return own, ""
 
 
-def _ask(rules: Rules, own: OwnState, words: Words, now: float) -> OwnState:
+def _settle(rules: Rules, own: OwnState, states: States, now: float) -> OwnState:
     """The rank ended cleanly before the last step: to restart with others, or because a user stopped the run?
 
     Nobody stopped it if no member knows of a stop; a silent one may know, and is waited for.
     """
     mine = _current_generation(own)
-    regrouping = [word for word in words.values() if word.regroup == mine.number]
-    if regrouping or any(word.started > mine.number for word in words.values()):
-        return change(own, now, IDLE, regroup=mine.number, apart=any(word.apart for word in regrouping))
-    others = [words[host] for host in mine.members if host in words]
-    ended = [word.state for word in others if word.started == mine.number and word.state not in (TRAINING, ENDING)]
+    regrouping = [other for other in states.values() if other.regroup == mine.number]
+    if regrouping or any(other.started > mine.number for other in states.values()):
+        return change(own, now, IDLE, regroup=mine.number, apart=any(other.apart for other in regrouping))
+    others = [states[host] for host in mine.members if host in states]
+    ended = [other.state for other in others if other.started == mine.number and other.state not in (TRAINING, ENDING)]
     if len(ended) == len(mine.members) - 1 or set(ended) - {ASKING} or now - own.since > rules.begin:
         return change(own, now, IDLE)
     return own
@@ -413,33 +413,33 @@ def rank_ended(
     lasting_error: the cause, if a restart would not change it.
     by_itself: it failed by its own error or crash (failure: which), not because another rank or its link was lost.
     """
-    own = own.with_word(steps=steps, go=False)
+    own = own.with_fields(steps=steps, go=False)
     if how == FINISHED:
         return change(own, now, FINISHED)
-    mine = own.word.generation
-    if own.word.state in (ENDING, STUCK):
+    mine = own.public.generation
+    if own.public.state in (ENDING, STUCK):
         return change(own, now, own.after_ending)
     if how == STOPPED:
-        return change(own, now, IDLE if mine and own.word.regroup == mine.number else ASKING)
+        return change(own, now, IDLE if mine and own.public.regroup == mine.number else ASKING)
     if by_itself:
-        own = own.with_word(crashed=own.word.started)
+        own = own.with_fields(crashed=own.public.started)
     if lasting_error:
         return change(own, now, FAILED, why=lasting_error)
-    return change(own, now, IDLE, why="the rank of %s died" % own.word.host)._replace(
+    return change(own, now, IDLE, why="the rank of %s died" % own.public.host)._replace(
         died=True, failure=failure if by_itself else ""
     )
 
 
 def asked_to_end(own: OwnState, now: float, state: str, why: str) -> Tuple[OwnState, str]:
     """A user stops the run (STOPPED) or removes this host (LEFT), or the host shuts down (AWAY)."""
-    if own.word.state in (TRAINING, ENDING, STUCK):
-        order = FINISH_STEP if own.word.state == TRAINING else ""
-        into = STUCK if own.word.state == STUCK else ENDING
-        regroup, stopping = 0 if state == STOPPED else own.word.started, state == STOPPED
+    if own.public.state in (TRAINING, ENDING, STUCK):
+        order = FINISH_STEP if own.public.state == TRAINING else ""
+        into = STUCK if own.public.state == STUCK else ENDING
+        regroup, stopping = 0 if state == STOPPED else own.public.started, state == STOPPED
         return change(own, now, into, why=why, regroup=regroup, stopping=stopping)._replace(after_ending=state), order
     return change(own, now, state, why=why), ""
 
 
 def rank_stuck(own: OwnState, now: float, why: str) -> OwnState:
     """The rank survived even SIGKILL: nobody waits for this host until `rank_ended`."""
-    return own if own.word.state == STUCK else change(own, now, STUCK, why=why, missed=own.word.started)
+    return own if own.public.state == STUCK else change(own, now, STUCK, why=why, missed=own.public.started)

@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping
 
 from .._contract import keeper_states as states
-from .membership import Generation, Heard, OwnState, Word, change
+from .membership import Generation, KeeperState, OwnState, Received, change
 from .rules import GenerationDeath
 
 
 def to_remember(own: OwnState) -> Dict[str, object]:
     """Everything that outlives a keeper. It is on disk before it is published."""
-    word = own.word
+    public = own.public
     return {
-        "promised": word.promised, "last": word.last, "deaths": own.deaths,
-        "left": word.left, "failed": word.failed, "returned": word.returned,
+        "promised": public.promised, "last": public.last, "deaths": own.deaths,
+        "left": public.left, "failed": public.failed, "returned": public.returned,
     }  # fmt: skip
 
 
@@ -33,35 +33,35 @@ def awake(
     """
     last = kept["last"] and Generation(int(kept["last"][0]), tuple(map(str, kept["last"][1])))
     left, failed = (tuple(map(str, kept[name])) for name in ("left", "failed"))
-    word = Word(
+    public = KeeperState(
         host, generation=last or None, promised=int(kept["promised"]), last=last or None, steps=steps, left=left, failed=failed,
         missed=last.number if last else 0, returned=returned or bool(kept.get("returned")),
     )  # fmt: skip
     died = [GenerationDeath(float(when), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
-    return OwnState(word, since=now, deaths=tuple(died) if same_boot else ())
+    return OwnState(public, since=now, deaths=tuple(died) if same_boot else ())
 
 
 def slept(own: OwnState, now: float, seconds: float) -> OwnState:
     """A keeper whose host was suspended: the run may have been stopped meanwhile, and an offer made or promised is void."""
-    if own.word.state in (states.OFFERED, states.PROMISED):
-        own = change(own, now, states.IDLE, generation=own.word.last)
+    if own.public.state in (states.OFFERED, states.PROMISED):
+        own = change(own, now, states.IDLE, generation=own.public.last)
     # The clock of `now` did not run meanwhile.
     earlier = tuple(death._replace(when=death.when - seconds) for death in own.deaths)
-    return own.with_word(returned=True)._replace(deaths=earlier)
+    return own.with_fields(returned=True)._replace(deaths=earlier)
 
 
-def woken(own: OwnState, heard: Mapping[str, Heard], since: float) -> OwnState:
+def woken(own: OwnState, received: Mapping[str, Received], since: float) -> OwnState:
     """A keeper that was suspended until `since`: it has missed nothing if all members report that they train with it."""
-    mine, word = own.word.generation, own.word
-    if not word.returned or word.state != states.TRAINING or mine is None:
+    mine, public = own.public.generation, own.public
+    if not public.returned or public.state != states.TRAINING or mine is None:
         return own
-    others = [heard.get(host) for host in mine.members if host != word.host]
-    recent = [one.word for one in others if one is not None and one.at > since]
+    others = [received.get(host) for host in mine.members if host != public.host]
+    recent = [one.public for one in others if one is not None and one.at > since]
     trained_in = {(one.state, one.generation) for one in recent}
     all_train = len(recent) == len(others) and trained_in == {(states.TRAINING, mine)}
-    return own.with_word(returned=False) if all_train else own
+    return own.with_fields(returned=False) if all_train else own
 
 
 def forgetful(host: str, now: float, wall: float, steps: int) -> OwnState:
     """A keeper whose state was damaged. Seconds since 1970 are above all numbers that it may have promised."""
-    return OwnState(Word(host, promised=int(wall), steps=steps, returned=True), since=now)
+    return OwnState(KeeperState(host, promised=int(wall), steps=steps, returned=True), since=now)

@@ -83,10 +83,10 @@ def let_in(guest: GuestState) -> GuestState:
 
 def follow(own: membership.OwnState, now: float, why: str) -> Tuple[membership.OwnState, str]:
     """Leave the run for a reason, stay away while one holds, then ask to rejoin; returns the order for this host's rank."""
-    state, leaving = own.word.state, own.word.state in (states.ENDING, states.STUCK)
+    state, leaving = own.public.state, own.public.state in (states.ENDING, states.STUCK)
     if state == states.RESTING:
-        return own.with_word(why=why) if why else membership.change(own, now, states.IDLE, why=""), ""
+        return own.with_fields(why=why) if why else membership.change(own, now, states.IDLE, why=""), ""
     if not why or state in states.OVER or (leaving and own.after_ending in (states.RESTING, *states.OVER)):
         return own, ""
-    own, order = membership.asked_to_end(own, now, states.RESTING, "%s: %s" % (own.word.host, why))
-    return own.with_word(why=why) if own.word.state == states.RESTING else own, order
+    own, order = membership.asked_to_end(own, now, states.RESTING, "%s: %s" % (own.public.host, why))
+    return own.with_fields(why=why) if own.public.state == states.RESTING else own, order

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How keepers hear of each other: each asks every other one for its word, once a second, over TCP. The question says which word
+"""How keepers hear of each other: each asks every other one for its state, once a second, over TCP. The question says which state
 the asker knows already; the answer comes as soon as there is news, or after a second. On a link that the ranks saturate an
 answer may take many seconds, so the next question does not wait for it: answers are late, but as frequent as on other links.
 
@@ -31,7 +31,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from .._contract.document import Document
 from . import membership
-from .wire import to_text, to_word
+from .wire import to_state, to_text
 
 LONGEST = 65536
 QUESTION = 4096  # bytes; limit for unauthenticated data
@@ -59,7 +59,7 @@ class _Answer(NamedTuple):
     """The outcome of a question, numbered in the order of asking: a message and the key of its news, or why there is none."""
 
     number: int = 0
-    word: Optional[membership.Word] = None
+    public: Optional[membership.KeeperState] = None
     news: str = ""
     silent: str = ""
 
@@ -69,9 +69,9 @@ def sign(secret: str, *parts: str) -> str:
     return hmac.new(secret.encode(), "\n".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
-def news_of(word: membership.Word) -> str:
+def news_of(public: membership.KeeperState) -> str:
     """Key of a message's news; a change of steps alone is none."""
-    return hashlib.sha256(to_text(word._replace(steps=0)).encode()).hexdigest()
+    return hashlib.sha256(to_text(public._replace(steps=0)).encode()).hexdigest()
 
 
 class Messenger:
@@ -81,7 +81,7 @@ class Messenger:
         self.me, self.others, self.secret, self.launch = me, others, secret, launch
         self.hosts = {one.host for one in (me, *others)}
         self.every = 1.0  # seconds between questions, and until an answer without news
-        self.heard: queue.Queue[membership.Word] = queue.Queue()
+        self.received: queue.Queue[membership.KeeperState] = queue.Queue()
         self.silent: Dict[str, str] = {}  # why a peer is not heard, by host; this host if it cannot listen
         self._links: Dict[KeeperAddress, List[socket.socket]] = {}
         self._said = (0.0, "")
@@ -89,16 +89,16 @@ class Messenger:
         self._changed = threading.Condition()
         self.over = threading.Event()
 
-    def publish(self, word: membership.Word) -> None:
+    def publish(self, public: membership.KeeperState) -> None:
         """Publish this state; it expires unless it is confirmed repeatedly."""
         with self._changed:
-            self._said, self._news = (time.monotonic(), to_text(word)), news_of(word)
+            self._said, self._news = (time.monotonic(), to_text(public)), news_of(public)
             self._changed.notify_all()
 
     def start(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()
         for peer in self.others:
-            threading.Thread(target=self._ask_for_ever, args=(peer,), daemon=True).start()
+            threading.Thread(target=self._poll, args=(peer,), daemon=True).start()
 
     def close(self) -> None:
         self.over.set()
@@ -117,7 +117,7 @@ class Messenger:
                 )  # fmt: skip
                 self.over.wait(RETRY_SECONDS)
 
-    def _ask_for_ever(self, peer: KeeperAddress) -> None:
+    def _poll(self, peer: KeeperAddress) -> None:
         answers: queue.Queue[_Answer] = queue.Queue()
         number, latest = 0, _Answer()
         while not self.over.is_set():
@@ -130,23 +130,23 @@ class Messenger:
             # Otherwise it has been overtaken by the answer to a later question.
             elif answer.number > latest.number:
                 latest = answer
-                if answer.word is None:
+                if answer.public is None:
                     self.silent[peer.host] = answer.silent
                 else:
                     self.silent.pop(peer.host, None)
-                    self.heard.put(answer.word)
+                    self.received.put(answer.public)
             waited = time.monotonic() - begun
             self.over.wait(PAUSE_SECONDS if latest.news not in ("", before) else max(0.1, self.every - waited))
 
     def _put_answer(self, answers: queue.Queue[_Answer], number: int, peer: KeeperAddress, known: str) -> None:
-        answers.put(self._hear(peer, known)._replace(number=number))
+        answers.put(self._asked(peer, known)._replace(number=number))
 
-    def _hear(self, peer: KeeperAddress, known: str = "") -> _Answer:
+    def _asked(self, peer: KeeperAddress, known: str = "") -> _Answer:
         """Ask a peer whose news are known up to this key."""
         try:
-            word = self.ask(peer, known)
-            if word.host == peer.host:
-                return _Answer(word=word, news=news_of(word))
+            public = self.fetch(peer, known)
+            if public.host == peer.host:
+                return _Answer(public=public, news=news_of(public))
             silent = INVALID % peer.host
         except ConnectionRefusedError:
             silent = "%s is up, but no keeper runs there" % peer.host
@@ -154,7 +154,7 @@ class Messenger:
             silent = NO_ANSWER % peer.host
             if error.errno == errno.EADDRNOTAVAIL:
                 silent = "this host does not have its address %s yet" % self.me.address
-        except NoWord as error:
+        except NoState as error:
             silent = "%s is of another start of the run (%s, here %s): run train.yml with both" % (
                 peer.host, error, self.launch,
             )  # fmt: skip
@@ -164,7 +164,7 @@ class Messenger:
             silent = INVALID % peer.host
         return _Answer(silent=silent)
 
-    def ask(self, peer: KeeperAddress, known: str = "") -> membership.Word:
+    def fetch(self, peer: KeeperAddress, known: str = "") -> membership.KeeperState:
         """A peer's state, at once if it differs from the known one.
 
         OSError, ValueError, KeyError, TypeError or NoWord if there is none.
@@ -182,10 +182,10 @@ class Messenger:
             answer = json.loads(_line(link, LONGEST, until))
         if "word" not in answer and LAUNCH.fullmatch(str(answer["launch"])):
             # Unsigned, so it is used only in text for people.
-            raise NoWord(answer["launch"])
+            raise NoState(answer["launch"])
         if not hmac.compare_digest(sign(self.secret, "word", peer.host, nonce, answer["word"]), answer["proof"]):
             raise ValueError("not signed by a keeper of this run")
-        return to_word(answer["word"], self.hosts, time.time())
+        return to_state(answer["word"], self.hosts, time.time())
 
     @contextlib.contextmanager
     def _link_to(self, peer: KeeperAddress) -> Iterator[socket.socket]:
@@ -236,7 +236,7 @@ def _newest(answers: queue.Queue[_Answer]) -> Optional[_Answer]:
     return max(found, key=lambda one: one.number, default=None)
 
 
-class NoWord(Exception):
+class NoState(Exception):
     """The peer belongs to another start of the run, or hangs; contains the id of its start."""
 
 

@@ -9,11 +9,12 @@ started, and across reboots by the kernel's boot id too. Processes that end whil
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import socket
 import sys
-from typing import Iterable, Iterator, NamedTuple, Sequence
+from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from .files import read_bytes, read_text
 
@@ -67,16 +68,12 @@ def is_check(command: str | None) -> bool:
 
 
 class ListeningSocket(NamedTuple):
-    """One listening socket; `pid` and `command` are None if this user may not see its process."""
+    """One listening socket; the process is None if this user may not see it."""
 
     port: int
     address: str
     uid: int
-    user: str
-    pid: int | None
-    command: str | None
-    marker: str | None
-    run: str | None = None
+    process: Process | None
 
 
 def user_name(uid: int) -> str:
@@ -132,8 +129,7 @@ def _pids(proc: str) -> list[int]:
 
 def live_runs(proc: str = "/proc") -> set[str]:
     """The names of all runs with a live process on this host, whoever started it; root sees them all."""
-    found = (_run_of(_variables(os.path.join(proc, str(pid)))) for pid in _pids(proc))
-    return {run for run in found if run}
+    return {one.run for one in processes(proc).values() if one.run}
 
 
 def alive(pid: int, start: int | None, proc: str = "/proc") -> bool:
@@ -150,23 +146,17 @@ def start_ticks(pid: int, proc: str = "/proc") -> int:
     return int(_stat(os.path.join(proc, str(pid)))[1][19])
 
 
-def descendants(table: dict[int, Process], roots: Iterable[int]) -> set[int]:
-    """The pids of all descendants of the roots, without the roots."""
-    return _below({one.pid: one.ppid for one in table.values()}, roots)
-
-
-def offspring(roots: Iterable[int], proc: str = "/proc") -> set[int]:
-    """The same, computed from a list of pids alone."""
-    parents = {}
+def parents_of_all(proc: str = "/proc") -> dict[int, int]:
+    """The parent of every pid, which takes far less time than all of each process."""
+    found = {}
     for pid in _pids(proc):
-        try:
-            parents[pid] = int(_stat(os.path.join(proc, str(pid)))[1][1])
-        except (OSError, ValueError, IndexError):
-            continue
-    return _below(parents, roots)
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found[pid] = int(_stat(os.path.join(proc, str(pid)))[1][1])
+    return found
 
 
-def _below(parents: dict[int, int], roots: Iterable[int]) -> set[int]:
+def descendants(parents: Mapping[int, int], roots: Iterable[int]) -> set[int]:
+    """The pids of all descendants of the roots, without the roots."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)
@@ -185,12 +175,10 @@ def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[ListeningSoc
     wanted = set(ports)
     sockets = [found for found in _listening(proc) if found[1] in wanted]
     owners = _socket_owners({found[3] for found in sockets}, proc) if sockets else {}
-    holders = []
-    for address, port, uid, inode in sockets:
-        owner = process(owners[inode], proc) if inode in owners else None
-        seen = (owner.pid, owner.command, owner.marker, owner.run) if owner else (None, None, None, None)
-        holders.append(ListeningSocket(port, address, uid, user_name(uid), *seen))
-    return sorted(set(holders), key=lambda holder: (holder.port, holder.address, holder.pid or 0))
+    return [
+        ListeningSocket(port, address, uid, process(owners[inode], proc) if inode in owners else None)
+        for address, port, uid, inode in dict.fromkeys(sockets)
+    ]
 
 
 def _read(path: str) -> bytes:

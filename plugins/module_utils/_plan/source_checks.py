@@ -85,7 +85,7 @@ def folder(planned: Data, path: str, facts: Folder, host: str, is_tokenizer: boo
         problem = f"is not a folder on {where}"
     elif not facts["readable"]:
         problem = f"the login user on {where} cannot read"
-    elif is_text and not facts["files"]:
+    elif is_text and facts["text_bytes"] == 0:
         problem = f"has no files on {where}"
     elif is_tokenizer and not facts["tokenizer"]:
         problem = f"has no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}"

@@ -117,13 +117,14 @@ def wait_for_checks(port: int, patience: float = 20.0) -> None:
     behind ends when it is asked, since it is unused."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
-        checks = [one for one in port_holders([port]) if is_check(one.command) and one.uid == os.getuid() and one.pid]
+        holders = [one.process for one in port_holders([port]) if one.process and one.uid == os.getuid()]
+        checks = [one for one in holders if is_check(one.command)]
         if not checks:
             return
         for one in checks:
             if one.command == PORT_CHECK:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(one.pid or 0, signal.SIGUSR1)
+                    os.kill(one.pid, signal.SIGUSR1)
         time.sleep(0.1)
 
 

@@ -17,7 +17,7 @@ from .._kit import bare
 from .._kit.files import read_object
 from .._kit.logind import logind
 from .._kit.processes import user_name
-from .leftovers import data_sets, name_by_root, port_holders, run_facts, trainer_processes
+from .leftovers import data_sets, port_holders, run_facts, trainer_processes
 from .machine import cpu, disk, ephemeral, host, limits, memory
 from .network import names_and_routes, nics
 from .sources import folder_facts
@@ -63,7 +63,7 @@ def probe(
         "sudo": rights,
         "tmux": {"path": bare.find("tmux")},
         "trainer": [name for name in ("trainer", "tools") if os.path.exists(os.path.join(base, name, TEST_PROGRAM))],
-        "ports": name_by_root(port_holders(ports), prefix),
+        "ports": port_holders(ports, prefix),
         "processes": trainer_processes(),
         "limits": limits(),
         "logout": logind(user_name(os.getuid()))._asdict(),

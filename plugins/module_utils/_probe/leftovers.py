@@ -28,49 +28,33 @@ TRAINER_COMMAND = re.compile(rf"torchrun|torch\.distributed\.(run|launch)|script
 
 def trainer_processes() -> list[TrainingProcess]:
     """Processes that this collection started, and lookalikes of any owner."""
-    found: list[TrainingProcess] = []
-    for pid, one in sorted(processes.processes().items()):
-        if pid != os.getpid() and (one.marker or TRAINER_COMMAND.search(one.command)):
-            found.append(
-                {
-                    "pid": pid,
-                    "parent": one.ppid,
-                    "user": one.user,
-                    "command": one.command[:300],
-                    "session": one.marker,
-                    "run": one.run,
-                }
-            )
-    return found
+    return [
+        {"pid": pid, "parent": one.ppid, "user": one.user, "command": one.command[:300], "session": one.marker, "run": one.run}
+        for pid, one in sorted(processes.processes().items())
+        if pid != os.getpid() and (one.marker or TRAINER_COMMAND.search(one.command))
+    ]  # fmt: skip
 
 
-def port_holders(ports: Sequence[int]) -> list[PortHolder]:
-    """Processes listening on the given ports, each once; the user is known even for other people's processes."""
+def port_holders(ports: Sequence[int], prefix: list[str] | None = None) -> list[PortHolder]:
+    """Processes listening on the given ports, each once. Only root (by this prefix of a command) can see those of other users, but
+    anybody their user."""
     found: dict[tuple[int, int | None], PortHolder] = {}
     for holder in processes.port_holders(ports):
-        found[holder.port, holder.pid] = {
-            "port": holder.port,
-            "pid": holder.pid,
-            "user": holder.user,
-            "command": holder.command[:300] if holder.command else None,
-            "session": holder.marker,
-            "run": holder.run,
-        }
+        one = holder.process or _seen_by_root(holder.port, prefix)
+        seen = (one.pid, one.command[:300], one.marker, one.run) if one else (None, None, None, None)
+        pid, command, session, run = seen
+        user = processes.user_name(holder.uid)
+        found[holder.port, pid] = {
+            "port": holder.port, "pid": pid, "user": user, "command": command, "session": session, "run": run,
+        }  # fmt: skip
     return list(found.values())
 
 
-def name_by_root(holders: list[PortHolder], prefix: list[str] | None) -> list[PortHolder]:
-    """Other users' processes that hold a port, which only root can see."""
-    for holder in holders:
-        if holder["pid"] or not prefix:
-            continue
-        dummy, out, _dummy2 = bare.tool([*prefix, "ss", "-Hltnp", "sport", "=", f":{holder['port']}"])
-        match = re.search(r"\bpid=(\d+)", out)
-        owner = processes.process(int(match.group(1))) if match else None
-        if owner:
-            holder["pid"], holder["command"] = owner.pid, owner.command[:300]
-            holder["session"], holder["run"] = owner.marker, owner.run
-    return holders
+def _seen_by_root(port: int, prefix: list[str] | None) -> processes.Process | None:
+    """The process that holds a port, as far as root can tell."""
+    out = bare.tool([*prefix, "ss", "-Hltnp", "sport", "=", f":{port}"])[1] if prefix else ""
+    match = re.search(r"\bpid=(\d+)", out)
+    return processes.process(int(match.group(1))) if match else None
 
 
 # Earlier runs

@@ -9,7 +9,7 @@ import glob
 import hashlib
 import os
 import stat
-from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Mapping, NamedTuple, Optional, Sequence
 
 from .._contract.plan import ControllerQuestion, Here
 from .._contract.probe import Folder
@@ -38,19 +38,9 @@ def folder_facts(path: str) -> Folder:
         "readable": readable,
         "shards": len(glob.glob(os.path.join(glob.escape(full), "*.parquet"))),
         "tokenizer": all(os.path.isfile(os.path.join(full, name)) for name in TOKENIZER),
-        "files": kind == "file" or (kind == "folder" and any(_files(full))),
         "text_bytes": text_bytes(full),
         "trainer": os.path.isfile(os.path.join(full, TRAINER_SCRIPT)),
     }
-
-
-def _files(folder: str) -> Iterator[str]:
-    """Visible files in the first few folders."""
-    for number, (dummy, folders, names) in enumerate(os.walk(folder)):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (name for name in names if not name.startswith("."))
-        if number > MOST_FOLDERS:
-            yield ""
 
 
 def text_bytes(path: str) -> Optional[int]:

@@ -41,7 +41,7 @@ class Effort(NamedTuple):
 def effort_of(session: Mapping[str, Any], heartbeat: Mapping[str, Any], proc: str = "/proc") -> Optional[Effort]:
     """Work of the session's child, its descendants and the process with the heartbeat; None if there are none."""
     roots = [pid for pid in (session.get("child_pid"), heartbeat.get("pid")) if isinstance(pid, int)]
-    pids = {*roots, *processes.offspring(roots, proc)} if roots else set()
+    pids = {*roots, *processes.descendants(processes.parents_of_all(proc), roots)} if roots else set()
     found = [seconds for pid in pids for seconds in _seconds(proc, pid)]
     return Effort(time.monotonic(), sum(found), sum(_bytes_read(proc, pid) for pid in pids)) if found else None
 

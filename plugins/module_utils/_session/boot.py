@@ -55,6 +55,7 @@ class BootEntry:
                 if after == SYSTEMD:
                     self.link.parent.mkdir(parents=True, exist_ok=True)
                     write_whole(str(self.unit), self.unit_text, 0o644)
+                    self.link.unlink(missing_ok=True)
                     self.link.symlink_to(self.unit)
         except OSError as error:
             after, why = NONE, str(error)

@@ -42,7 +42,9 @@ def members(session: SessionIdentity) -> dict[int, processes_utils.Process]:
     table = processes_utils.processes()
     roots = {pid for pid, one in table.items() if (one.marker, one.uid) == (session.id, session.uid)}
     roots |= {pid for pid, one in table.items() if (pid, one.start) == session.runner}
-    found = (roots | processes_utils.descendants(table, roots)) - own_line(table)
+    found = (roots | processes_utils.descendants({pid: one.ppid for pid, one in table.items()}, roots)) - own_line(
+        table
+    )
     if session.runner is not None:
         found.discard(session.runner[0])
     return {pid: table[pid] for pid in found if table[pid].state not in ("Z", "X")}

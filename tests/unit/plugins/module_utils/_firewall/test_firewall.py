@@ -29,6 +29,14 @@ SIX = rules.Rule("fd00::11", 29500, 29500)
 OTHER = rules.Rule("192.168.1.12", 29500, 29500)
 
 
+@pytest.fixture(autouse=True)
+def etc(tmp_path, monkeypatch):
+    """The folder of the files that are loaded at boot."""
+    monkeypatch.setattr(nftables, "FILES", (f"{tmp_path}/nftables.conf",))
+    monkeypatch.setattr(iptables, "FILES", {"iptables": ((f"{tmp_path}/rules.v4", "netfilter-persistent"),)})
+    return tmp_path
+
+
 def script(**answers):
     """A run(argv) that knows these commands by their first words, joined by _; every other program is missing."""
     calls = []
@@ -56,9 +64,9 @@ def request(*wanted, **more):
     return FirewallRequest(**{**asked, **more})
 
 
-def change(kind, run, *wanted, root="/nowhere", needed=None):
+def change(kind, run, *wanted, needed=None):
     """The change that one backend would make."""
-    backend = kind(run, MARK, str(root))
+    backend = kind(run, MARK)
     backend.read()
     return backend.change(list(wanted), [one.peer for one in wanted] if needed is None else needed)
 
@@ -108,9 +116,7 @@ IN = "-P INPUT ACCEPT\n-A INPUT "
         ("-P INPUT DROP\n", True),
         (IN + "-p tcp -j REJECT\n", True),
         (IN + "-p tcp -j LOG\n", False),
-        ("-P INPUT ACCEPT\n-N mine\n-A INPUT -j mine\n-A mine -j RETURN\n", False),
         ("-P INPUT ACCEPT\n-N mine\n-A INPUT -j mine\n-A mine -s 1.2.3.4/32 -j DROP\n", True),
-        ("-P INPUT ACCEPT\n-N a\n-N b\n-A INPUT -j a\n-A a -g b\n", True),
         ("-P INPUT ACCEPT\n-P FORWARD DROP\n-A FORWARD -j DROP\n", False),
         ("-P INPUT ACCEPT\n-N mine\n-A mine -j DROP\n", False),  # nothing leads there
         ("", False),
@@ -126,15 +132,6 @@ def test_iptables_is_opened_where_a_packet_can_be_dropped_on_its_way_through_inp
 def test_a_kernel_without_ipv6_has_no_ip6tables(words):
     run = script(iptables_w_S="-P INPUT DROP\n", ip6tables_w_S=(3, "", f"can't initialize ip6tables table: {words}"))
     assert change(iptables.Iptables, run, FOUR, SIX).after == [FOUR.text()]
-
-
-def test_old_tables_beside_iptables_nft_are_opened_too():
-    answers = {"iptables_w_S": "-P INPUT ACCEPT\n", "iptableslegacy_w_S": "-P INPUT DROP\n"}
-    found = change(iptables.Iptables, script(iptables_version="iptables v1.8.9 (nf_tables)", **answers), FOUR)
-    assert [argv[0] for argv in argvs(found)] == ["iptables-legacy"] and found.note
-    # The tool itself is the old one.
-    old = script(iptables_version="iptables v1.8.9 (legacy)", **answers)
-    assert change(iptables.Iptables, old, FOUR).steps == []
 
 
 def own_line(rule, mark=MARK):
@@ -174,15 +171,12 @@ SAVED = "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n*filter\n:INPUT DROP [0:0]\n-A 
 
 
 @pytest.mark.parametrize(("text", "lost"), [(SAVED, False), (SAVED.partition("*filter")[0], True)])
-def test_iptables_survives_a_reboot_where_saved_rules_are_loaded(tmp_path, text, lost):
-    (tmp_path / "etc/iptables").mkdir(parents=True)
-    (tmp_path / "etc/iptables/rules.v4").write_text(text)
+def test_iptables_survives_a_reboot_where_saved_rules_are_loaded(etc, text, lost):
+    (etc / "rules.v4").write_text(text)
     run = script(iptables_w_S="-P INPUT DROP\n", systemctl_isenabled_netfilterpersistent="enabled\n")
-    found = change(iptables.Iptables, run, FOUR, root=tmp_path)
+    found = change(iptables.Iptables, run, FOUR)
     assert bool(found.note) is lost
-    assert [step.path for step in found.steps if MARK in step.text] == (
-        [] if lost else [f"{tmp_path}/etc/iptables/rules.v4"]
-    )
+    assert [step.path for step in found.steps if MARK in step.text] == ([] if lost else [f"{etc}/rules.v4"])
 
 
 # nftables
@@ -248,11 +242,10 @@ def test_a_table_of_iptables_is_opened_by_the_tool_that_keeps_it(version, opened
 
 
 @pytest.mark.parametrize("check", [(0, "", ""), (1, "", "x.nft:3:1: Error: No such file or directory")])
-def test_nftables_survives_a_reboot_where_its_file_is_loaded_and_a_boot_never_fails_at_it(tmp_path, check):
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/nftables.conf").write_text("flush ruleset\n")
+def test_nftables_survives_a_reboot_where_its_file_is_loaded_and_a_boot_never_fails_at_it(etc, check):
+    (etc / "nftables.conf").write_text("flush ruleset\n")
     run = nft(base(policy="drop"), nft_c=check, systemctl_isenabled_nftables="enabled\n")
-    found = change(nftables.Nftables, run, FOUR, root=tmp_path)
+    found = change(nftables.Nftables, run, FOUR)
     files = [step.text for step in found.steps if step.path]
     if check[0]:
         assert "does not define the chains" in found.note and files == []
@@ -327,18 +320,19 @@ def left_over(**more):
     return request(**{"mark": rules.MARK, "present": False, "check": False, **more})
 
 
-def test_field_29_a_firewalld_is_asked_for_the_jobs_that_are_known():
+def test_field_29_rules_of_firewalld_are_found_by_their_form_and_those_to_keep_by_their_name():
     run = firewall_cmd(with_rich(FOUR), with_rich(FOUR))
-    found = apply(run, left_over(check=True, known=("d8", "d4")))
-    assert (found["closed"], len(found["commands"])) == (["d4"], 2)
-    assert not apply(run, left_over(check=True, known=("d8",)))["changed"]
+    for known, closed in ((("d8", "d4"), "d4"), (("d8",), "priority-%s" % firewalld.priority_of(MARK)[1:])):
+        found = apply(run, left_over(check=True, known=known))
+        assert (found["closed"], len(found["commands"])) == ([closed], 2)
+        assert all(firewalld.rich_rule(FOUR, MARK) in command for command in found["commands"])
+    assert not apply(run, left_over(check=True, keep=("d4",)))["changed"]
 
 
-def test_field_29_blocks_of_all_jobs_are_found_in_the_file_that_is_loaded_at_boot(tmp_path):
-    (tmp_path / "etc").mkdir()
+def test_field_29_blocks_of_all_jobs_are_found_in_the_file_that_is_loaded_at_boot(etc):
     text = rules.with_block("flush ruleset\n", MARK, ["one"])
-    (tmp_path / "etc/nftables.conf").write_text(rules.with_block(text, rules.MARK + "e5", ["two"]))
-    backend = nftables.Nftables(nft(), rules.MARK, str(tmp_path))
+    (etc / "nftables.conf").write_text(rules.with_block(text, rules.MARK + "e5", ["two"]))
+    backend = nftables.Nftables(nft(), rules.MARK)
     backend.read()
     assert backend.names([]) == {"d4", "e5"}
 

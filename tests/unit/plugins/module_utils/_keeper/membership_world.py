@@ -65,13 +65,13 @@ class Checks:
 
     def turned(self, before, host, hosts):
         """A keeper has had its turn."""
-        word = host.own.word
-        assert word.promised >= before.promised and word.started >= before.started, "a promise was taken back"
-        if word.state == m.OFFERED != before.state:
-            assert may_train(self.rules, word.generation.members, word.left), "not enough to train"
-        if word.state == m.STOPPED:
+        public = host.own.public
+        assert public.promised >= before.promised and public.started >= before.started, "a promise was taken back"
+        if public.state == m.OFFERED != before.state:
+            assert may_train(self.rules, public.generation.members, public.left), "not enough to train"
+        if public.state == m.STOPPED:
             assert any(STOP in one.disk for one in hosts.values()), "stopped, though no user asked for it"
-        if word.state == m.FAILED:
+        if public.state == m.FAILED:
             self.only_own_errors_end_it(host, hosts)
 
     def only_own_errors_end_it(self, host, hosts):
@@ -81,8 +81,8 @@ class Checks:
             return
         crashed = [one for one in hosts.values() if one.crashes]
         several = len(crashed) > 1 and sum(one.crashes for one in crashed) >= 3
-        others = set(self.rules.hosts) - {*self.gave_up, *host.own.word.left}
-        too_few = self.gave_up and not may_train(self.rules, others, host.own.word.left)
+        others = set(self.rules.hosts) - {*self.gave_up, *host.own.public.left}
+        too_few = self.gave_up and not may_train(self.rules, others, host.own.public.left)
         assert several or too_few, "one host's errors ended the run for another"
 
     def each_step_once(self, host):
@@ -302,24 +302,24 @@ class World:
         host.boot()
 
     def deliver(self):
-        for to, word in self.post.pop(self.tick, ()):
+        for to, public in self.post.pop(self.tick, ()):
             host = self.hosts[to]
             if host.runs() and self.tick >= host.deaf_until:
-                host.keeper.talk.heard.put(word)
+                host.keeper.talk.received.put(public)
             elif self.tick < host.thaws_at:
                 # The answer to its last question waits in its socket.
-                host.mail.setdefault(word.host, word)
+                host.mail.setdefault(public.host, public)
 
     def keep(self, host):
         """One turn of a keeper."""
         if host.mail:
-            for word in host.mail.values():
-                host.keeper.talk.heard.put(word)
+            for public in host.mail.values():
+                host.keeper.talk.received.put(public)
             host.mail = {}
         if host.over_at is None:
             self.turn(host)
-        word = host.keeper.talk.word(host.clock)
-        if self.tick < host.deaf_until or word is None:
+        public = host.keeper.talk.public(host.clock)
+        if self.tick < host.deaf_until or public is None:
             return
         for name in self.rules.hosts:
             if name != host.name and (host.name, name) not in self.cut:
@@ -327,28 +327,28 @@ class World:
                 # Late, but in order: a host waits for each answer before it asks again.
                 late = self.arrives[host.name, name] = max(late, self.arrives[host.name, name])
                 # Reading takes a third of the time, and what no lie has touched fits.
-                said = self.read(word, host) if self.has_heard_lies else word
+                said = self.read(public, host) if self.has_heard_lies else public
                 if said is not None:
                     self.post[late].append((name, said))
 
-    def read(self, word, host):
+    def read(self, public, host):
         """A word where it is read; None if it is refused there."""
         lie = self.random.choice(NONSENSE) if self.tick < host.lies_until else {}
-        text = json.dumps({**word._asdict(), **lie})
+        text = json.dumps({**public._asdict(), **lie})
         try:
-            return wire.to_word(text, self.rules.hosts, host.wall)
+            return wire.to_state(text, self.rules.hosts, host.wall)
         except (ValueError, KeyError, TypeError):
             return None
 
     def turn(self, host):
-        before = host.own.word
+        before = host.own.public
         host.turn()
-        word = host.own.word
-        self.events["guests came back"] += before.state == m.RESTING != word.state
+        public = host.own.public
+        self.events["guests came back"] += before.state == m.RESTING != public.state
         self.checks.turned(before, host, self.hosts)
         if host.keeper.over():
             self.forget_saved()
-            if word.state == m.AWAY and not host.off_at:
+            if public.state == m.AWAY and not host.off_at:
                 self.switch_off(host, 2, was_off=False)
             else:
                 host.over_at = self.tick
@@ -486,7 +486,7 @@ class World:
         self.last_step = max(host.saved.step for host in self.hosts.values()) + 8
 
         def finished():
-            states = [host.own.word.state for host in self.hosts.values()]
+            states = [host.own.public.state for host in self.hosts.values()]
             return m.FINISHED in states or m.FAILED in states
 
         self.quiet(finished, "not finished")
@@ -501,8 +501,8 @@ class World:
         begun, steps = self.tick, self.steps
 
         def trains():
-            assert not any(host.own.word.state in (m.STOPPED, m.FINISHED) for host in self.hosts.values()), "over"
-            return self.steps > steps + 1 or any(self.hosts[name].own.word.state == m.FAILED for name in stable)
+            assert not any(host.own.public.state in (m.STOPPED, m.FINISHED) for host in self.hosts.values()), "over"
+            return self.steps > steps + 1 or any(self.hosts[name].own.public.state == m.FAILED for name in stable)
 
         self.quiet(trains, "no progress with %s" % (stable,))
         beside = [host for name, host in self.hosts.items() if name not in stable and not host.gone]
@@ -522,7 +522,7 @@ class World:
         if host.back_at is not None or host.off_at:
             return host.next_own()
         slept = host.clock + host.suspended + 1 - host.keeper.awake > self.rules.lost + self.rules.grace
-        return host.own.with_word(returned=host.own.word.returned or slept)
+        return host.own.with_fields(returned=host.own.public.returned or slept)
 
     def known_to_be_out(self, name, kind):
         """The hosts that this host remembers as left or failed."""
@@ -539,15 +539,15 @@ class World:
         )
         if not able or not may_train(self.rules, able, tuple(left - set(able))):
             return None
-        for word in (own.word for own in keepers):
-            witnesses = set(word.last.members if word.last else self.rules.hosts)
-            if word.returned and not witnesses <= {*able, *left, *failed}:
+        for public in (own.public for own in keepers):
+            witnesses = set(public.last.members if public.last else self.rules.hosts)
+            if public.returned and not witnesses <= {*able, *left, *failed}:
                 return None  # It may wait for those who know whether the run was stopped.
         for name, host in self.hosts.items():
             if name not in able and not host.is_hindered():
                 host.gone, host.process = True, None
-                for words in self.post.values():
-                    words[:] = [(to, word) for to, word in words if word.host != name]
+                for messages in self.post.values():
+                    messages[:] = [(to, public) for to, public in messages if public.host != name]
         self.forget_saved()
         return able
 

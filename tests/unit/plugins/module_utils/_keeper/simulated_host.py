@@ -152,7 +152,7 @@ class Host:
 
     def may_train_again(self):
         over = self.gone or self.is_asked() or (self.over_at is not None and not self.off_at)
-        return not (over or self.own.word.state == states.FAILED or self.is_hindered())
+        return not (over or self.own.public.state == states.FAILED or self.is_hindered())
 
     def boot(self):
         """Start a keeper."""
@@ -303,20 +303,20 @@ class Messenger:
     """The words that a keeper says and hears; the world carries them."""
 
     def __init__(self, me, others, secret, launch):
-        self.heard, self.silent, self.said = queue.Queue(), {}, (float("-inf"), None)
+        self.received, self.silent, self.said = queue.Queue(), {}, (float("-inf"), None)
 
-    def publish(self, word):
-        self.said = (HERE.monotonic(), word)
+    def publish(self, public):
+        self.said = (HERE.monotonic(), public)
 
     def start(self):
         pass
 
     close = start
 
-    def word(self, now):
+    def public(self, now):
         """Its answer now, if any."""
-        at, word = self.said
-        return word if now - at <= talk.FRESH_SECONDS else None
+        at, public = self.said
+        return public if now - at <= talk.FRESH_SECONDS else None
 
 
 class Attendance:

@@ -297,10 +297,10 @@ def remembered(folder: Path, state: object) -> membership.OwnState:
 @pytest.mark.parametrize("state", SPOILT_STATES)
 def test_a_keeper_whose_file_somebody_has_spoilt_begins_nothing_alone(tmp_path: Path, state: dict[str, object]) -> None:
     own = remembered(tmp_path, GOOD_STATE)
-    assert (own.word.promised, own.word.started, own.word.last) == (3, 2, membership.Generation(2, ("a", "b")))
+    assert (own.public.promised, own.public.started, own.public.last) == (3, 2, membership.Generation(2, ("a", "b")))
     own = remembered(tmp_path, state)
     same_start = state.get("launch", "x") == "x"
-    assert (own.word.promised > 1.7e9, own.word.returned, own.word.steps) == (same_start, same_start, 7)
+    assert (own.public.promised > 1.7e9, own.public.returned, own.public.steps) == (same_start, same_start, 7)
 
 
 def test_a_rank_starts_by_itself_where_its_preloaded_trainer_was_killed_and_a_new_one_is_made(hosts):

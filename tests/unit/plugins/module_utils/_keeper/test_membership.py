@@ -19,15 +19,15 @@ RULES = m.Rules(BOTH, least=1, grace=10, first_grace=60)
 THREE = m.Rules(("a", "b", "c"), least=2, grace=10, first_grace=60)
 
 
-def heard(now, *words):
-    return {word.host: m.Heard(word, now, now - 100) for word in words}
+def received(now, *messages):
+    return {public.host: m.Received(public, now, now - 100) for public in messages}
 
 
-def trains(rules, host, members, number=2, now=100.0, **word):
-    own = m.OwnState(m.Word(host))
+def trains(rules, host, members, number=2, now=100.0, **public):
+    own = m.OwnState(m.KeeperState(host))
     mine = m.Generation(number, members)
-    own = m._started(own.with_word(promised=number, generation=mine), mine, now)
-    return own.with_word(**word)
+    own = m._started(own.with_fields(promised=number, generation=mine), mine, now)
+    return own.with_fields(**public)
 
 
 def test_random_schedules():
@@ -66,225 +66,189 @@ def test_who_may_go_on(hosts, least, members, left, answer):
 def test_an_offer_from_before_a_suspend_is_void():
     """The others may have started and been stopped while this host slept."""
     offer = m.Generation(5, BOTH)
-    caller = m.Word("desktop", m.TRAINING, offer, go=True, promised=5, last=offer, hears=("laptop",))
-    own = m.OwnState(m.Word("laptop", m.PROMISED, offer, promised=5))
-    assert m.decide(RULES, own, heard(5, caller), 5.0)[1] == m.START
-    own, order = m.decide(RULES, memory.slept(own, 5.0, 60.0), heard(5, caller), 5.0)
-    assert (own.word.state, order, own.word.returned) == (m.IDLE, "", True)
-
-
-def test_hosts_that_all_slept_do_not_go_on_without_one_that_may_have_been_stopped():
-    last = m.Generation(4, ("a", "b", "c"))
-    words = [m.Word(host, generation=last, last=last, promised=4, returned=True) for host in "ab"]
-    a, b = map(m.OwnState, words)
-    b_heard = heard(50, b.word._replace(hears=("a",)))
-    assert m.decide(THREE, a, b_heard, 50.0)[0].word.state == m.IDLE
-    # One that was awake all the time would know.
-    b_heard = heard(50, b.word._replace(hears=("a",), returned=False))
-    a, dummy = m.decide(THREE, a, b_heard, 50.0)
-    assert a.word.state == m.OFFERED
-    # It slept before it promised.
-    promised = b.word._replace(state=m.PROMISED, promised=a.word.promised, generation=a.word.generation, hears=("a",))
-    assert m.decide(THREE, a, heard(51, promised), 51.0)[0].word.state == m.IDLE
-    assert m.decide(THREE, a, heard(51, promised._replace(returned=False)), 51.0)[1] == m.START
+    caller = m.KeeperState("desktop", m.TRAINING, offer, go=True, promised=5, last=offer, hears=("laptop",))
+    own = m.OwnState(m.KeeperState("laptop", m.PROMISED, offer, promised=5))
+    assert m.decide(RULES, own, received(5, caller), 5.0)[1] == m.START
+    own, order = m.decide(RULES, memory.slept(own, 5.0, 60.0), received(5, caller), 5.0)
+    assert (own.public.state, order, own.public.returned) == (m.IDLE, "", True)
 
 
 def test_who_promises_a_new_generation_still_tells_who_was_in_its_last():
     """a was away while b and c trained, and c was stopped; b, which was off since, must not go on with a."""
     offer = m.Generation(10, ("a", "b"))
-    a = m.OwnState(m.Word("a", m.OFFERED, offer, last=m.Generation(4, ("a", "b")), promised=10, returned=True))
-    b = m.Word("b", m.PROMISED, offer, last=m.Generation(5, ("b", "c")), promised=10, returned=True, hears=("a",))
-    assert m.decide(THREE, a, heard(1, b), 1.0)[1] == ""
-    assert m.decide(THREE, a, heard(1, b._replace(returned=False)), 1.0)[1] == m.START
+    a = m.OwnState(m.KeeperState("a", m.OFFERED, offer, last=m.Generation(4, ("a", "b")), promised=10, returned=True))
+    b = m.KeeperState(
+        "b", m.PROMISED, offer, last=m.Generation(5, ("b", "c")), promised=10, returned=True, hears=("a",)
+    )
+    assert m.decide(THREE, a, received(1, b), 1.0)[1] == ""
+    assert m.decide(THREE, a, received(1, b._replace(returned=False)), 1.0)[1] == m.START
 
 
 def test_the_first_generation_waits_for_all_hosts():
-    own = m.OwnState(m.Word("desktop"))
-    assert m.decide(RULES, own, {}, 30.0)[0].word.state == m.IDLE
-    assert m.decide(RULES, own, {}, 61.0)[0].word.state == m.OFFERED
+    own = m.OwnState(m.KeeperState("desktop"))
+    assert m.decide(RULES, own, {}, 30.0)[0].public.state == m.IDLE
+    assert m.decide(RULES, own, {}, 61.0)[0].public.state == m.OFFERED
 
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_all_of_the_part_that_gives_way_know_it(ended):
     """Also a host whose rank ended before it heard the reason."""
     attic = trains(THREE, "b", ("a", "b"), number=4, now=0.0, steps=35)
-    mine = attic.word.generation
-    leader = m.Word("a", m.ENDING, mine, last=mine, regroup=4, apart=True, hears=("b",), why="c has more steps")
+    mine = attic.public.generation
+    leader = m.KeeperState("a", m.ENDING, mine, last=mine, regroup=4, apart=True, hears=("b",), why="c has more steps")
     if ended:
         attic = m.rank_ended(attic, 50.0, 35, m.STOPPED)
-    attic = m.decide(THREE, attic, heard(50, leader), 50.0)[0]
-    assert (attic.word.apart, attic.word.state) == (True, m.IDLE if ended else m.ENDING)
+    attic = m.decide(THREE, attic, received(50, leader), 50.0)[0]
+    assert (attic.public.apart, attic.public.state) == (True, m.IDLE if ended else m.ENDING)
 
 
 def died(rules, own, number, steps, when, members=BOTH, others=(), **how):
     """A host whose rank failed in this generation, after it has joined or offered the next one."""
-    own = m._started(own.with_word(promised=number), m.Generation(number, members), when)
+    own = m._started(own.with_fields(promised=number), m.Generation(number, members), when)
     own = m.rank_ended(own, when + 5, steps, m.FAILED, **how)
-    words = {word.host: word for word in others}
-    return m._join(rules, own, words, m.Generation(number + 1, members), when + 10, m.OFFERED)
+    messages = {public.host: public for public in others}
+    return m._join(rules, own, messages, m.Generation(number + 1, members), when + 10, m.OFFERED)
 
 
 @pytest.mark.parametrize("steps", [(17, 17, 17), (1, 2, 3, 4)])
 def test_a_rank_that_fails_by_itself_time_and_again_is_given_up(steps):
-    own, other = m.OwnState(m.Word("laptop")), m.OwnState(m.Word("desktop"))
+    own, other = m.OwnState(m.KeeperState("laptop")), m.OwnState(m.KeeperState("desktop"))
     for number, step in enumerate(steps):
-        assert own.word.state != m.FAILED
-        others = m.Word("laptop", crashed=number + 1), m.Word("desktop")
+        assert own.public.state != m.FAILED
+        others = m.KeeperState("laptop", crashed=number + 1), m.KeeperState("desktop")
         other = died(RULES, other, number + 1, step, 100.0 * number, others=others[:1])
         own = died(RULES, own, number + 1, step, 100.0 * number, others=others[1:], by_itself=True)
-    assert own.word.state == m.FAILED
-    assert own.word.why.startswith("the rank of laptop died")
+    assert own.public.state == m.FAILED
+    assert own.public.why.startswith("the rank of laptop died")
     # The other host is well, so it continues alone at once, unless all hosts are needed.
-    assert other.word.state == m.OFFERED
+    assert other.public.state == m.OFFERED
     other = m.change(other, 1000.0, m.IDLE)
-    alone, dummy = m.decide(RULES, other, heard(1000, own.word), 1000.0)
-    assert (alone.word.state, alone.word.generation.members) == (m.OFFERED, ("desktop",))
-    assert again(alone, returned=True).word.failed == ("laptop",)
+    alone, dummy = m.decide(RULES, other, received(1000, own.public), 1000.0)
+    assert (alone.public.state, alone.public.generation.members) == (m.OFFERED, ("desktop",))
+    assert again(alone, returned=True).public.failed == ("laptop",)
     # After a user's join it has one more try.
     joined = again(own, returned=True)
-    assert m.decide(RULES, joined, heard(1, alone.word._replace(hears=("laptop",))), 1.0)[0].word.state == m.IDLE
+    assert m.decide(RULES, joined, received(1, alone.public._replace(hears=("laptop",))), 1.0)[0].public.state == m.IDLE
     offer = m.Generation(9, BOTH)
     joined = m._join(RULES, joined, {}, offer, 2.0, m.PROMISED)
-    assert joined.word.state == m.PROMISED
-    assert died(RULES, joined, 9, steps[-1], 10.0, others=[m.Word("desktop")], by_itself=True).word.state == m.FAILED
-    over, dummy = m.decide(RULES._replace(least=2), other, heard(1000, own.word), 1000.0)
-    assert (over.word.state, over.word.why) == (m.FAILED, "laptop gave up: " + own.word.why)
+    assert joined.public.state == m.PROMISED
+    assert (
+        died(RULES, joined, 9, steps[-1], 10.0, others=[m.KeeperState("desktop")], by_itself=True).public.state
+        == m.FAILED
+    )
+    over, dummy = m.decide(RULES._replace(least=2), other, received(1000, own.public), 1000.0)
+    assert (over.public.state, over.public.why) == (m.FAILED, "laptop gave up: " + own.public.why)
 
 
 def test_deaths_of_long_ago_do_not_count():
-    own = m.OwnState(m.Word("laptop"))
+    own = m.OwnState(m.KeeperState("laptop"))
     for number in range(20):
-        own = died(RULES, own, number + 1, number, 1e6 + 1300.0 * number, others=[m.Word("desktop")], by_itself=True)
-    assert own.word.state == m.OFFERED
+        own = died(
+            RULES, own, number + 1, number, 1e6 + 1300.0 * number, others=[m.KeeperState("desktop")], by_itself=True
+        )
+    assert own.public.state == m.OFFERED
     # Of those of an hour ago only the newest still matter, for one step may kill the rank again.
     assert [death.step for death in own.deaths] == [17, 18, 19]
 
 
 def test_deaths_before_a_reboot_or_a_suspend_are_not_within_the_hour():
-    own = m.OwnState(m.Word("laptop"))
+    own = m.OwnState(m.KeeperState("laptop"))
     for number in range(3):
-        own = died(RULES, own, number + 1, number, 90000.0 * number, others=[m.Word("desktop")], by_itself=True)
+        own = died(RULES, own, number + 1, number, 90000.0 * number, others=[m.KeeperState("desktop")], by_itself=True)
     assert len(own.deaths) == 3
     for rested in (again(own, returned=True, same_boot=False), memory.slept(own, 180010.0, 90000.0)):
         for number in (4, 5, 6):
-            assert rested.word.state != m.FAILED
-            rested = died(RULES, rested, number, number, 180010.0, others=[m.Word("desktop")], by_itself=True)
-        assert rested.word.state == m.OFFERED
+            assert rested.public.state != m.FAILED
+            rested = died(RULES, rested, number, number, 180010.0, others=[m.KeeperState("desktop")], by_itself=True)
+        assert rested.public.state == m.OFFERED
 
 
 def test_a_step_that_kills_the_ranks_of_several_hosts_ends_the_run():
-    own = m.OwnState(m.Word("c"))
+    own = m.OwnState(m.KeeperState("c"))
     for number, culprit in enumerate("aba"):
-        others = [m.Word(host, crashed=number + 1 if host == culprit else 0) for host in "ab"]
+        others = [m.KeeperState(host, crashed=number + 1 if host == culprit else 0) for host in "ab"]
         own = died(THREE, own, number + 1, 17, 100.0 * number, ("a", "b", "c"), others)
-    assert (own.word.state, own.word.why) == (m.FAILED, "the run died 3 times at step 17")
+    assert (own.public.state, own.public.why) == (m.FAILED, "the run died 3 times at step 17")
 
 
 def test_a_run_that_stalls_at_one_step_while_all_are_there_ends():
-    own = m.OwnState(m.Word("laptop"))
+    own = m.OwnState(m.KeeperState("laptop"))
     for number in range(1, 4):
-        own = died(RULES, own, number, 17, 100.0 * number, others=[m.Word("desktop", last=m.Generation(number, BOTH))])
-    assert own.word.why == "the run died 3 times at step 17"
-
-
-@pytest.mark.parametrize(
-    "of_others",
-    [
-        # The keeper of another was killed, or missed a host.
-        lambda number: {"missed": number},
-        # This host was frozen while the other continued without it, and lost others since.
-        lambda number: {"last": m.Generation(99, BOTH), "missed": 99},
-        # The keeper of another died before its rank started.
-        lambda number: {"promised": number, "last": m.Generation(number - 1, BOTH)},
-    ],
-)
-def test_the_death_of_a_keeper_or_a_missing_host_is_no_death_of_the_run(of_others):
-    own = m.OwnState(m.Word("laptop"))
-    for number in range(1, 9):
-        own = died(RULES, own, number, 17, 60.0 * number, others=[m.Word("desktop", **of_others(number))])
-    assert own.deaths == ()
+        own = died(
+            RULES, own, number, 17, 100.0 * number, others=[m.KeeperState("desktop", last=m.Generation(number, BOTH))]
+        )
+    assert own.public.why == "the run died 3 times at step 17"
 
 
 def test_a_signal_to_a_rank_that_nobody_explains_costs_no_wait():
     desktop = m.rank_ended(trains(RULES, "desktop", BOTH), 111.0, 20, m.STOPPED)
     laptop = m.rank_ended(trains(RULES, "laptop", BOTH), 111.0, 20, m.STOPPED)
     training = trains(RULES, "laptop", BOTH)
-    assert m.decide(RULES, desktop, heard(111, training.word), 111.0)[0].word.state == m.ASKING
-    assert m.decide(RULES, desktop, heard(112, laptop.word), 112.0)[0].word.state == m.IDLE
+    assert m.decide(RULES, desktop, received(111, training.public), 111.0)[0].public.state == m.ASKING
+    assert m.decide(RULES, desktop, received(112, laptop.public), 112.0)[0].public.state == m.IDLE
     assert desktop.deaths == ()
 
 
 def test_a_rank_that_ends_in_order_is_cut_off_once_another_is_lost():
     laptop, dummy = m.asked_to_end(trains(RULES, "laptop", BOTH), 110.0, m.STOPPED, "it was stopped")
-    word = trains(RULES, "desktop", BOTH).word
-    assert m.decide(RULES, laptop, heard(115, word), 115.0)[1] == ""
-    assert m.decide(RULES, laptop, {"desktop": m.Heard(word, 109, 0)}, 117.0)[1] == m.SAVE
+    public = trains(RULES, "desktop", BOTH).public
+    assert m.decide(RULES, laptop, received(115, public), 115.0)[1] == ""
+    assert m.decide(RULES, laptop, {"desktop": m.Received(public, 109, 0)}, 117.0)[1] == m.SAVE
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_who_is_not_asked_to_stop_yet_waits_for_its_rank_to_end_with_the_others(number):
     laptop, order = m.asked_to_end(trains(RULES, "laptop", BOTH, number), 110.0, m.STOPPED, "it was stopped")
-    assert (laptop.word.state, order) == (m.ENDING, m.FINISH_STEP)
-    desktop, order = m.decide(RULES, trains(RULES, "desktop", BOTH, number), heard(110, laptop.word), 110.0)
-    assert (desktop.word.state, order) == (m.TRAINING, "")
+    assert (laptop.public.state, order) == (m.ENDING, m.FINISH_STEP)
+    desktop, order = m.decide(RULES, trains(RULES, "desktop", BOTH, number), received(110, laptop.public), 110.0)
+    assert (desktop.public.state, order) == (m.TRAINING, "")
     desktop = m.rank_ended(desktop, 112.0, 20, m.STOPPED)
     laptop = m.rank_ended(laptop, 112.0, 20, m.STOPPED)
-    desktop, order = m.decide(RULES, desktop, heard(113, laptop.word), 113.0)
-    assert (desktop.word.state, order) == (m.STOPPED, "")
+    desktop, order = m.decide(RULES, desktop, received(113, laptop.public), 113.0)
+    assert (desktop.public.state, order) == (m.STOPPED, "")
 
 
 def test_what_another_start_would_not_change_is_not_tried_again():
     own = trains(RULES, "desktop", BOTH)
     own = m.rank_ended(own, 108.0, 17, m.FAILED, "the shard is damaged", by_itself=True)
-    assert (own.word.state, own.word.why) == (m.FAILED, "the shard is damaged")
+    assert (own.public.state, own.public.why) == (m.FAILED, "the shard is damaged")
     # The others hear of it after their ranks have ended, too.
     other = m.rank_ended(trains(RULES, "laptop", BOTH), 108.0, 17, m.FAILED)
-    assert m.decide(RULES, other, heard(109, own.word), 109.0)[0].word.generation.members == ("laptop",)
-    other, order = m.decide(RULES._replace(least=2), other, heard(109, own.word), 109.0)
-    assert (other.word.state, order) == (m.FAILED, "")
-    assert other.word.why == "desktop gave up: the shard is damaged"
+    assert m.decide(RULES, other, received(109, own.public), 109.0)[0].public.generation.members == ("laptop",)
+    other, order = m.decide(RULES._replace(least=2), other, received(109, own.public), 109.0)
+    assert (other.public.state, order) == (m.FAILED, "")
+    assert other.public.why == "desktop gave up: the shard is damaged"
 
 
 def again(own, **fields):
     """The next keeper, from the state on disk."""
     kept = json.loads(json.dumps(memory.to_remember(own)))
-    return memory.awake(own.word.host, kept, 0.0, own.word.steps, **fields)
-
-
-def test_a_host_that_was_off_does_not_begin_alone_and_trusts_one_that_was_not():
-    own = trains(RULES, "laptop", BOTH)
-    assert m.decide(RULES, again(own, returned=True), {}, 1000.0)[0].word.state == m.IDLE
-    assert m.decide(RULES, again(m.OwnState(m.Word("laptop")), returned=True), {}, 1000.0)[0].word.state == m.IDLE
-    assert m.decide(RULES, again(own, returned=False), {}, 1000.0)[0].word.state == m.OFFERED
-    own = again(trains(THREE, "a", ("a", "b", "c")), returned=True)
-    other = trains(THREE, "c", ("a", "b", "c")).word._replace(state=m.IDLE, hears=("a",))
-    for returned, state in ((True, m.IDLE), (False, m.OFFERED)):
-        assert m.decide(THREE, own, heard(1000, other._replace(returned=returned)), 1000.0)[0].word.state == state
+    return memory.awake(own.public.host, kept, 0.0, own.public.steps, **fields)
 
 
 def test_a_host_without_memory_uses_no_number_twice_and_begins_with_nobody_but_all():
     own = memory.forgetful("a", 0.0, 1.7e9, 7)
     b, c = (
-        m.Word(host, hears=("a", "b", "c"), last=m.Generation(5, ("a", "b", "c")), promised=5, returned=True)
+        m.KeeperState(host, hears=("a", "b", "c"), last=m.Generation(5, ("a", "b", "c")), promised=5, returned=True)
         for host in "bc"
     )
-    assert m.decide(THREE, own, heard(1000, b), 1000.0)[0].word.state == m.IDLE
-    assert m.decide(THREE, own, heard(1000, b, c), 1000.0)[0].word.promised > 1.7e9
+    assert m.decide(THREE, own, received(1000, b), 1000.0)[0].public.state == m.IDLE
+    assert m.decide(THREE, own, received(1000, b, c), 1000.0)[0].public.promised > 1.7e9
 
 
 def test_a_host_that_wakes_up_has_missed_nothing_where_all_still_train_with_it():
     own = trains(RULES, "laptop", BOTH)
-    own = own.with_word(returned=True)
-    same = own.word._replace(host="desktop")
+    own = own.with_fields(returned=True)
+    same = own.public._replace(host="desktop")
     stopped = same._replace(state=m.STOPPED)
-    for word, since, missed in ((same, 100.0, False), (same, 200.0, True), (stopped, 100.0, True)):
-        assert memory.woken(own, heard(150, word), since).word.returned is missed
-    assert memory.woken(own, {}, 100.0).word.returned
+    for public, since, missed in ((same, 100.0, False), (same, 200.0, True), (stopped, 100.0, True)):
+        assert memory.woken(own, received(150, public), since).public.returned is missed
+    assert memory.woken(own, {}, 100.0).public.returned
 
 
 def test_who_was_taken_out_by_hand_is_known_after_a_reboot():
-    left = m.Word("c", m.LEFT)
-    a, b = (m.decide(THREE, m.OwnState(m.Word(host)), heard(1, left), 1.0)[0] for host in "ab")
+    left = m.KeeperState("c", m.LEFT)
+    a, b = (m.decide(THREE, m.OwnState(m.KeeperState(host)), received(1, left), 1.0)[0] for host in "ab")
     a, b = again(a, returned=True), again(b, returned=True)
-    a, dummy = m.decide(THREE._replace(least=3), a, heard(1, b.word._replace(hears=("a",))), 1.0)
-    assert (a.word.state, a.word.generation.members) == (m.OFFERED, ("a", "b"))
+    a, dummy = m.decide(THREE._replace(least=3), a, received(1, b.public._replace(hears=("a",))), 1.0)
+    assert (a.public.state, a.public.generation.members) == (m.OFFERED, ("a", "b"))

@@ -83,7 +83,7 @@ MINE = m.Generation(2, ("desktop", "laptop"))
 
 
 def test_a_guest_that_leaves_in_the_middle_of_a_start_is_not_waited_for():
-    own = m.OwnState(m.Word("desktop", m.TRAINING, generation=MINE, promised=2, last=MINE), since=0.0)
-    word = m.Word("laptop", m.RESTING, promised=2, last=m.Generation(1, MINE.members), why="used")
-    own, order = m.decide(RULES, own, {"laptop": m.Heard(word, 1.0, 0.0)}, 1.0)
-    assert (own.word.state, own.word.why, order) == (m.ENDING, "laptop: used", m.SAVE)
+    own = m.OwnState(m.KeeperState("desktop", m.TRAINING, generation=MINE, promised=2, last=MINE), since=0.0)
+    public = m.KeeperState("laptop", m.RESTING, promised=2, last=m.Generation(1, MINE.members), why="used")
+    own, order = m.decide(RULES, own, {"laptop": m.Received(public, 1.0, 0.0)}, 1.0)
+    assert (own.public.state, own.public.why, order) == (m.ENDING, "laptop: used", m.SAVE)

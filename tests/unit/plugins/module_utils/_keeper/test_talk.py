@@ -29,7 +29,7 @@ def talks():
     def make(address="127.0.0.1"):
         one, other = (talk.KeeperAddress(host, address, free_port()) for host in ("desktop", "laptop"))
         made.extend([talk.Messenger(one, (other,), SECRET, LAUNCH), talk.Messenger(other, (one,), SECRET, LAUNCH)])
-        made[0].publish(membership.Word("desktop"))
+        made[0].publish(membership.KeeperState("desktop"))
         return made
 
     yield make
@@ -42,7 +42,7 @@ def until_answered(laptop, peer):
 
     def answer():
         with contextlib.suppress(ConnectionRefusedError):
-            return laptop.ask(peer)
+            return laptop.fetch(peer)
         return None
 
     return until(answer, PATIENCE)
@@ -51,18 +51,18 @@ def until_answered(laptop, peer):
 def test_nobody_is_told_without_the_secret(talks):
     desktop, laptop = talks()
     alone = membership.Generation(2, ("desktop",))
-    desktop.publish(membership.Word("desktop", steps=7, generation=alone, hears=("laptop",)))
+    desktop.publish(membership.KeeperState("desktop", steps=7, generation=alone, hears=("laptop",)))
     desktop.start()
-    word = until_answered(laptop, desktop.me)
-    assert (word.steps, word.generation, word.hears) == (7, alone, ("laptop",))
+    public = until_answered(laptop, desktop.me)
+    assert (public.steps, public.generation, public.hears) == (7, alone, ("laptop",))
     stranger = talk.Messenger(laptop.me, (desktop.me,), "another secret", "34cd")
-    with pytest.raises(talk.NoWord):
-        stranger.ask(desktop.me)
-    assert stranger._hear(desktop.me).silent.startswith("desktop is of another start of the run (12ab, here 34cd)")
+    with pytest.raises(talk.NoState):
+        stranger.fetch(desktop.me)
+    assert stranger._asked(desktop.me).silent.startswith("desktop is of another start of the run (12ab, here 34cd)")
     with socket.create_connection(("127.0.0.1", desktop.me.port)) as link:
         link.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert link.recv(100) == b""
-    assert laptop._hear(desktop.me._replace(port=free_port())).silent == "desktop is up, but no keeper runs there"
+    assert laptop._asked(desktop.me._replace(port=free_port())).silent == "desktop is up, but no keeper runs there"
 
 
 def test_an_answer_is_good_for_its_question_only(talks):
@@ -77,19 +77,19 @@ def test_an_answer_is_good_for_its_question_only(talks):
 def test_news_is_told_at_once_and_steps_are_none(talks):
     desktop, laptop = talks()
     desktop.every = PATIENCE
-    word = membership.Word("desktop", steps=7)
-    desktop.publish(word)
+    public = membership.KeeperState("desktop", steps=7)
+    desktop.publish(public)
     desktop.start()
     known = talk.news_of(until_answered(laptop, desktop.me))
-    laptop.every, heard = PATIENCE, []
-    waiting = threading.Thread(target=lambda: heard.append(laptop.ask(desktop.me, known)))
+    laptop.every, received = PATIENCE, []
+    waiting = threading.Thread(target=lambda: received.append(laptop.fetch(desktop.me, known)))
     waiting.start()
-    desktop.publish(word._replace(steps=8))
+    desktop.publish(public._replace(steps=8))
     waiting.join(0.5)
-    assert not heard
-    desktop.publish(word._replace(steps=9, state="idle", promised=1))
+    assert not received
+    desktop.publish(public._replace(steps=9, state="idle", promised=1))
     waiting.join(PATIENCE)
-    assert [one.promised for one in heard] == [1]
+    assert [one.promised for one in received] == [1]
 
 
 def test_a_keeper_that_hangs_is_not_heard(talks, monkeypatch):
@@ -97,7 +97,7 @@ def test_a_keeper_that_hangs_is_not_heard(talks, monkeypatch):
     desktop.start()
     assert until_answered(laptop, desktop.me).host == "desktop"
     monkeypatch.setattr(talk, "FRESH_SECONDS", -1.0)
-    assert laptop._hear(desktop.me).silent == "the keeper of desktop hangs"
+    assert laptop._asked(desktop.me).silent == "the keeper of desktop hangs"
 
 
 def test_strangers_are_bounded_and_keep_no_peer_out(talks):
@@ -114,7 +114,7 @@ def test_strangers_are_bounded_and_keep_no_peer_out(talks):
         begun = time.monotonic()
         assert links[-1].recv(1) == b""
         assert time.monotonic() - begun < talk.LATE_SECONDS
-        assert laptop.ask(desktop.me).host == "desktop"
+        assert laptop.fetch(desktop.me).host == "desktop"
 
 
 def test_a_port_that_is_taken_is_waited_for_and_why_a_peer_is_not_heard_is_told_until_it_is(talks, monkeypatch):
@@ -128,7 +128,7 @@ def test_a_port_that_is_taken_is_waited_for_and_why_a_peer_is_not_heard_is_told_
         reason = "cannot listen on 127.0.0.1 port %d: Address already in use" % desktop.me.port
         assert desktop.silent["desktop"] == reason
         until(lambda: "desktop" in laptop.silent, PATIENCE)
-    assert laptop.heard.get(timeout=PATIENCE).host == "desktop"
+    assert laptop.received.get(timeout=PATIENCE).host == "desktop"
     until(lambda: "desktop" not in laptop.silent, PATIENCE)
 
 
@@ -142,14 +142,14 @@ TRUE = {
 
 def read(now=1.8e9, **changes):
     """A word of the desktop with these changes, as the laptop reads it."""
-    word = {**json.loads(wire.to_text(membership.Word("desktop"))), **TRUE, **changes}
-    return wire.to_word(json.dumps(word), RULES.hosts, now)
+    public = {**json.loads(wire.to_text(membership.KeeperState("desktop"))), **TRUE, **changes}
+    return wire.to_state(json.dumps(public), RULES.hosts, now)
 
 
 @pytest.mark.parametrize("generation", [[3, ["desktop", "laptop"]], [3, ["desktop"]], None])
 def test_a_word_of_an_honest_keeper_is_taken(generation):
-    word = read(generation=generation)
-    assert (word.steps, word.generation and word.generation.number) == (7, generation and 3)
+    public = read(generation=generation)
+    assert (public.steps, public.generation and public.generation.number) == (7, generation and 3)
 
 
 HOSTILE = [
@@ -173,17 +173,17 @@ def test_who_knows_the_secret_but_says_nonsense_is_silent_to_the_others(talks):
     desktop, laptop = talks()
     desktop.start()
     until_answered(laptop, desktop.me)
-    desktop._said = (time.monotonic(), wire.to_text(membership.Word("elsewhere")))
-    assert laptop._hear(desktop.me) == talk._Answer(silent="desktop sent an invalid answer")
+    desktop._said = (time.monotonic(), wire.to_text(membership.KeeperState("elsewhere")))
+    assert laptop._asked(desktop.me) == talk._Answer(silent="desktop sent an invalid answer")
 
 
 def test_the_highest_promise_that_is_believed_leaves_numbers_for_the_others():
     """Who numbers above it is heard again as soon as the clock has gone on by as many seconds."""
     now = 1.8e9
     lie = read(now, promised=int(now) + wire.AHEAD_SECONDS)
-    number = membership.next_number(RULES, membership.OwnState(membership.Word("laptop")), {"desktop": lie})
-    honest = membership.Word("laptop", promised=number, generation=membership.Generation(number, ("laptop",)))
-    assert wire.to_word(wire.to_text(honest), RULES.hosts, now + len(RULES.hosts)) == honest
+    number = membership.next_number(RULES, membership.OwnState(membership.KeeperState("laptop")), {"desktop": lie})
+    honest = membership.KeeperState("laptop", promised=number, generation=membership.Generation(number, ("laptop",)))
+    assert wire.to_state(wire.to_text(honest), RULES.hosts, now + len(RULES.hosts)) == honest
 
 
 @pytest.mark.parametrize(("address", "other"), [("203.0.113.7", "127.0.0.1"), ("2001:db8::7", "::1")])
@@ -194,7 +194,7 @@ def test_an_address_that_comes_late_is_listened_on_already(address, other):
     desktop = talk.Messenger(late, (talk.KeeperAddress("laptop", other, free_port()),), SECRET, LAUNCH)
     with talk._Server(desktop) as server:
         assert server.server_address[:2] == (address, late.port)
-    assert desktop._hear(desktop.others[0]).silent == f"this host does not have its address {address} yet"
+    assert desktop._asked(desktop.others[0]).silent == f"this host does not have its address {address} yet"
 
 
 def answered_by(reply):
@@ -211,7 +211,7 @@ def answered_by(reply):
 
         thread = threading.Thread(target=serve)
         thread.start()
-        said = laptop._hear(peer).silent
+        said = laptop._asked(peer).silent
         thread.join()
         return said
 
@@ -229,17 +229,17 @@ def test_late_answers_are_not_waited_for_and_do_not_follow_later_ones(talks, mon
     laptop.every = 0.05
     asked, several = [], threading.Event()
 
-    def ask(peer, known=""):
+    def fetch(peer, known=""):
         asked.append(peer)
         number = len(asked)
         if number < 4:
             several.wait(PATIENCE)
             time.sleep(0.5 - number / 10)  # the first answer comes last
         several.set()
-        return membership.Word("desktop", steps=number)
+        return membership.KeeperState("desktop", steps=number)
 
-    laptop.ask = ask
+    laptop.fetch = fetch
     laptop.start()
-    steps = [laptop.heard.get(timeout=PATIENCE).steps for dummy in range(20)]
+    steps = [laptop.received.get(timeout=PATIENCE).steps for dummy in range(20)]
     assert steps == sorted(steps)
     assert steps[0] >= 4

@@ -90,8 +90,10 @@ def test_descendants_are_found_through_all_generations(proc):
     table = processes.processes(proc.path)
 
     assert table[2].command == "[kworker/0:1]"
-    assert processes.descendants(table, [10]) == {11, 12, 13}
-    assert processes.descendants(table, [13, 20]) == {21}
+    parents = processes.parents_of_all(proc.path)
+    assert parents == {pid: one.ppid for pid, one in table.items()}
+    assert processes.descendants(parents, [10]) == {11, 12, 13}
+    assert processes.descendants(parents, [13, 20]) == {21}
 
 
 def test_field_06_whoever_holds_a_port_is_named(proc):
@@ -107,9 +109,11 @@ def test_field_06_whoever_holds_a_port_is_named(proc):
 
     v4, v6 = sorted(processes.port_holders([29500, 29501], proc.path), key=lambda holder: -holder.address.count("."))
 
-    assert v4 == (29500, "127.0.0.1", 1000, processes.user_name(1000), 30, "torchrun --nnodes=2", "ab", "d4")
+    assert v4[:3] == (29500, "127.0.0.1", 1000)
+    assert (v4.process.pid, v4.process.command) == (30, "torchrun --nnodes=2")
+    assert (v4.process.marker, v4.process.run) == ("ab", "d4")
     # Another user's process cannot be inspected, but the kernel still names its owner.
-    assert v6 == (29500, "::", 4242, "4242", None, None, None, None)
+    assert v6 == (29500, "::", 4242, None)
 
 
 @pytest.mark.parametrize(
@@ -133,11 +137,16 @@ def test_finds_a_real_listener():
         listener.listen()
         (holder,) = processes.port_holders([port])
 
-    assert (holder.port, holder.address, holder.pid, holder.uid) == (port, "127.0.0.1", os.getpid(), os.getuid())
+    assert (holder.port, holder.address, holder.process.pid, holder.uid) == (
+        port,
+        "127.0.0.1",
+        os.getpid(),
+        os.getuid(),
+    )
 
 
-def test_the_live_runs_are_those_of_marked_processes(proc):
+def test_the_live_runs_are_those_of_marked_processes_and_of_keepers(proc):
     proc.add(11, environ=b"NANOCHAT_DDP_SESSION=x\0NANOCHAT_BASE_DIR=/srv/runs/d4\0")
     proc.add(12, environ=b"NANOCHAT_BASE_DIR=/srv/runs/d8\0")
-    (proc.add(13) / "environ").unlink()
-    assert processes.live_runs(proc.path) == {"d4"}
+    (proc.add(13, argv=(b"python", b"/srv/runs/d9/.keeper/keeper.py")) / "environ").unlink()
+    assert processes.live_runs(proc.path) == {"d4", "d9"}

@@ -86,7 +86,7 @@ def test_what_a_folder_holds(tmp_path):
 
     def of(path: Path) -> tuple[Any, ...]:
         found = sources.folder_facts(str(path))
-        return found["kind"], found["shards"], found["tokenizer"], found["files"]
+        return found["kind"], found["shards"], found["tokenizer"], found["text_bytes"] != 0
 
     assert of(full) == ("folder", 3, False, True)
     assert of(full / "tokenizer") == ("folder", 0, True, True)

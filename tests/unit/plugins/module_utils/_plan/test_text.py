@@ -31,7 +31,7 @@ def test_the_text_says_how_many_times_the_steps_read_an_own_text(size, steps, sa
         "ddp_iterations": steps,
         "ddp_vocab_size": 4096,
     }
-    books = {"kind": "folder", "readable": True, "shards": 0, "tokenizer": False, "files": True, "text_bytes": size}
+    books = {"kind": "folder", "readable": True, "shards": 0, "tokenizer": False, "text_bytes": size}
     known = hosts(settings)
     for one in known:
         one["probe"]["folders"] = {"/books": dict(books)}

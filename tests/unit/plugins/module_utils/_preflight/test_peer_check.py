@@ -136,8 +136,8 @@ def test_a_process_that_an_interrupted_play_left_behind_makes_way(listening, mon
     monkeypatch.setattr(responder_utils, "UNUSED", 0.5)
     first = listening()["responder"]
     port = first["ports"][0]
-    (holder,) = [one for one in processes.port_holders([port]) if one.pid == first["pid"]]
-    assert holder.command == processes.PORT_CHECK
+    (holder,) = [one.process for one in processes.port_holders([port])]
+    assert (holder.pid, holder.command) == (first["pid"], processes.PORT_CHECK)
     second = listening(rendezvous_port=port)
     assert (second["is_held"], second["responder"]["ports"][0]) == (False, port)
     assert not alive(first["pid"], first["started"])

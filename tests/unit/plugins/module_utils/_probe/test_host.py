@@ -174,11 +174,12 @@ def test_field_06_the_holder_of_another_user_is_named_where_root_is_to_be_had(mo
         asked.append(list(argv))
         return 0, f'LISTEN 0 128 0.0.0.0:29500 0.0.0.0:* users:(("python3",pid={os.getpid()},fd=3))\n', ""
 
-    unseen = {"port": 29500, "pid": None, "user": "root", "command": None}
-
+    unseen = processes.ListeningSocket(29500, "0.0.0.0", 0, None)
+    monkeypatch.setattr(processes, "port_holders", lambda ports: [unseen])
     monkeypatch.setattr(leftovers.bare, "tool", run)
-    assert leftovers.name_by_root([dict(unseen)], None) == [unseen]
-    (named,) = leftovers.name_by_root([dict(unseen)], ["sudo", "-n"])
+    (unknown,) = leftovers.port_holders([29500])
+    assert (unknown["port"], unknown["pid"], unknown["user"]) == (29500, None, "root")
+    (named,) = leftovers.port_holders([29500], ["sudo", "-n"])
 
     assert named["pid"] == os.getpid()
     assert Path("/proc/self/cmdline").read_text().split("\0")[0] in named["command"]
