@@ -5,7 +5,7 @@
 
 A module starts a Python with all of Ansible's code, which takes five times as long as reading the run folder. A verb is a function
 of module_utils, sent with what it imports through a pipe to a Python that loads nothing else. If no answer comes, the module
-agent_program runs it, possibly a second time: so all verbs are idempotent.
+agent runs it, possibly a second time: so all verbs are idempotent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...module_utils._contract.settings_table import rows
 from ...module_utils._contract.validate import InvalidHostData, absolute_path
 from ...module_utils._kit import bare, host_code
 
-MODULE = "nanochat.ddp.agent_program"
+MODULE = "nanochat.ddp.agent"
 MARK = "nanochat-ddp-answer "
 SLEPT_SECONDS = 10.0  # clocks that differ by this much more than before
 Answer = TypeVar("Answer")
@@ -113,7 +113,7 @@ class Call(NamedTuple):
         }
         text = program(verb, told, self.action._task.environment)
         answer = piped(self.action, text, self.variables)
-        return by_module(self.action, text, self.variables) if answer is None else answer
+        return by_module(self.action, verb, text, self.variables) if answer is None else answer
 
 
 def program(verb: str, params: Mapping[str, Any], environments: Any = ()) -> str:
@@ -163,9 +163,10 @@ def piped(action: ActionBase, text: str, variables: Mapping[str, Any]) -> dict[s
     return told and {**told, **discovered(action, lines)}
 
 
-def by_module(action: ActionBase, text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+def by_module(action: ActionBase, verb: str, text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """The answer of a program that Ansible's module runs."""
-    ran: dict[str, Any] = action._execute_module(MODULE, module_args={"program": text}, task_vars=dict(variables))
+    arguments = {"verb": verb, "program": text}
+    ran: dict[str, Any] = action._execute_module(MODULE, module_args=arguments, task_vars=dict(variables))
     told = answer_in(str(ran.get("stdout") or "").splitlines())
     if told is None and "stdout" in ran:
         words = str(ran.get("stderr") or "no output").strip().splitlines()

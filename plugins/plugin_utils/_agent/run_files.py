@@ -1,92 +1,100 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Requests missing files of a run from a host until none are missing."""
+"""Copies the files of a run from a host that have changed since the last time."""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from ansible.plugins.action import ActionBase
 
 from ...module_utils._contract import validate
-from ...module_utils._contract.document import Document, items, number
 from ...module_utils._contract.run_folder import RunNameError, plain_run_name
-from ...module_utils._run import files
 from ...module_utils._run.collected import host_folder
-from ...module_utils._run.files import BIG, SMALL, CopyError, place_of
-from .carrier import Call, across_sleep
+from ...module_utils._run.files import PATTERNS, SMALL, RunFile, matches, stamped, step_of
+from .carrier import Call, across_sleep, decoded
 
-ROUNDS = 1000
-
-
-def bring(call: Call, arguments: Mapping[str, Any], folder: Path) -> set[str] | None:
-    """Copy everything; returns the files that were (or in check mode would be) written, None if there is no such run."""
-    written: set[str] = set()
-    for dummy in range(ROUNDS):
-        have = files.known_copies(str(folder)) if folder.is_dir() else {}
-        seen = call.ask("run_files", **arguments, have=have)
-        if seen.get("failed"):
-            raise CopyError(str(seen.get("msg")))
-        if seen.get("run") is None:
-            return None
-        pieces, whole = items(seen, "pieces"), items(seen, "whole")
-        for part, patterns in [*((part, SMALL) for part in pieces), *((part, BIG) for part in whole)]:
-            place_of(str(folder), part.get("path"), patterns)
-            written.add(str(part["path"]))
-        if call.check:
-            return written
-        for part in pieces:
-            files.apply_piece(str(folder), part)
-        if not seen.get("more"):
-            for part in whole:
-                fetch(call.action, validate.absolute_path(seen.get("run_dir")), part, folder)
-            for part in whole:
-                files.set_aside_beyond(str(folder), str(part["path"]))
-            return written
-    raise CopyError(f"it has more than {ROUNDS} chunks")
+# Where checkpoints of trainings go that a host has set aside.
+EARLIER = "earlier"
 
 
-def fetch(action: ActionBase, run_dir: str, part: Document, folder: Path) -> None:
-    """Copy a big file with the connection plugin; it gets its name once complete."""
-    path = Path(place_of(str(folder), part["path"], BIG))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.new-{os.getpid()}")
+class CopyError(Exception):
+    """A file that does not match, or leads out of the folder; the text is for the user."""
+
+
+def place_of(folder: Path, path: str) -> Path:
+    """The destination of a file from a host; rejects files that do not belong to a run, or lead out of the folder."""
     try:
-        across_sleep(action, lambda: action._connection.fetch_file(f"{run_dir}/{part['path']}", str(beside)))
-        if beside.stat().st_size != part.get("size"):
-            raise CopyError(f"{part['path']} came with {beside.stat().st_size} of {part.get('size')} bytes")
+        is_one = matches(validate.file_path(path), PATTERNS)
+    except validate.InvalidHostData:
+        is_one = False
+    if not is_one:
+        raise CopyError(f"the host offers {ascii(path):.200}, which is not a run file; {validate.STILL}")
+    if not (folder / path).resolve().is_relative_to(folder.resolve()):
+        raise CopyError(f"{path} leads out of {folder} through a symlink; remove that link")
+    return folder / path
+
+
+def fetch(call: Call, run_dir: str, one: RunFile, place: Path) -> None:
+    """Copy a file with the connection plugin; it gets its name once complete."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    beside = place.with_name(f"{place.name}.new-{os.getpid()}")
+    try:
+        across_sleep(call.action, lambda: call.action._connection.fetch_file(f"{run_dir}/{one['path']}", str(beside)))
+        # The others may have been written meanwhile.
+        if beside.stat().st_size != one["size"] and not matches(one["path"], SMALL):
+            raise CopyError(f"{one['path']} came with {beside.stat().st_size} of {one['size']} bytes")
         # The host's own stamp; while it is the same, so is the file.
-        stamp = number(part, "mtime")
-        os.utime(beside, (stamp, stamp))
-        beside.replace(path)
+        os.utime(beside, (one["mtime"], one["mtime"]))
+        beside.replace(place)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def set_aside_beyond(folder: Path, model: Path) -> None:
+    """Move checkpoints of steps later than the newest collected one to EARLIER/NUMBER/.
+
+    They belong to a training that the host set aside; code that picks the highest step would use them.
+    """
+    later = [path for path in model.parent.iterdir() if step_of(path.name) > step_of(model.name)]
+    if later:
+        numbered = (folder / EARLIER / str(number) for number in itertools.count(1))
+        aside = next(place for place in numbered if not place.exists())
+        aside.mkdir(parents=True)
+        for path in later:
+            path.rename(aside / path.name)
+
+
+def bring(call: Call, run_dir: str, offered: Sequence[RunFile], folder: Path) -> list[str]:
+    """Copy what has changed; returns the files that were (or in check mode would be) written."""
+    places = {place_of(folder, one["path"]): one for one in offered}
+    # All checkpoints there count, not just the newest: an earlier training may have reached a higher step.
+    new = {place: one for place, one in places.items() if stamped(str(folder), one["path"]) != one}
+    if not call.check:
+        for place, one in new.items():
+            fetch(call, run_dir, one, place)
+        for place in (place for place in new if place.suffix == ".pt"):
+            set_aside_beyond(folder, place)
+    return sorted(one["path"] for one in new.values())
 
 
 def run_files(call: Call) -> dict[str, object]:
     """Copy the new files of a run to `dest`/RUN/HOST."""
     arguments = call.located
     dest = arguments.pop("dest")
-    name = arguments.get("run") or os.path.basename(str(arguments.get("run_dir") or "").rstrip("/"))
-    if not name:
-        # Only the host knows its newest run.
-        seen = call.ask("run_files", **arguments, have={}, room=0)
-        if seen.get("failed"):
-            return seen
-        name = arguments["run"] = seen.get("run")
-    if not name:
+    told = decoded(call.ask("run_files", **arguments), {"files": list[RunFile]}, call.host)
+    if told.get("failed"):
+        return told
+    if told.get("run") is None:
         return {"changed": False, "run": None, "folder": None, "files": []}
+    # It becomes a folder here, from an untrusted source.
+    name = arguments.get("run") or told["run"]
     try:
-        # It becomes a folder here, from an untrusted source.
         folder = Path(dest).expanduser().absolute() / plain_run_name(name) / host_folder(call.host)
-        written = bring(call, arguments, folder)
+        written = bring(call, validate.absolute_path(told.get("run_dir")), told["files"], folder)
     except (CopyError, RunNameError, validate.InvalidHostData, OSError) as error:
         message = f"Files of the run {str(name)[:80]!r} could not be copied from {call.host}: {error}"
         return {"failed": True, "msg": message}
-    there = written is not None
-    found = {"run": name, "folder": str(folder)} if there else {"run": None, "folder": None}
-    return {"changed": bool(written), **found, "files": sorted(written or ())}
+    return {"changed": bool(written), "run": name, "folder": str(folder), "files": written}

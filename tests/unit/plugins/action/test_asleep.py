@@ -121,7 +121,7 @@ def test_an_hour_of_silence_while_it_is_awake_is_the_hosts(machine, watch):
 VERBS = [
     ({"verb": "run_info", "run_dir": "/runs/d4"}, training(3)),
     ({"verb": "run_folder", "path": "/runs/d4", "plan": {}}, {"changed": True}),
-    ({"verb": "run_files", "run_dir": "/runs/d4", "dest": "DEST"}, {"run": "d4", "pieces": [], "whole": []}),
+    ({"verb": "run_files", "run_dir": "/runs/d4", "dest": "DEST"}, {"run": "d4", "run_dir": "/runs/d4", "files": []}),
 ]
 
 

@@ -93,7 +93,7 @@ class Host:
         )
 
     def _execute_module(self, name: str, module_args: dict[str, str], task_vars: dict[str, str]) -> dict[str, Any]:
-        assert name == "nanochat.ddp.agent_program"
+        assert name == "nanochat.ddp.agent"
         argv = [sys.executable, "-I", "-S", "-"]
         done = subprocess.run(argv, input=module_args["program"], capture_output=True, text=True, check=False)
         return {"stdout": self.told + done.stdout, "stderr": done.stderr, "invocation": {}}
