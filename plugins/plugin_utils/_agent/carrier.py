@@ -50,6 +50,7 @@ HOST_VERBS = {
     "run_info": HostVerb("_run.polling"),
     "run_files": HostVerb("_run.files"),
     "run_folder": HostVerb("_keeper.deployment", check=True, host=True),
+    "keeper_request": HostVerb("_keeper.deployment", check=True),
     "purge": HostVerb("_keeper.deployment", check=True, host=True),
     "env_file": HostVerb("_kit.env_file", check=True),
     "tmux_session": HostVerb("_session.wanted", check=True),
@@ -70,7 +71,6 @@ class Call(NamedTuple):
     """One task's call of a verb."""
 
     action: ActionBase
-    params: Mapping[str, Any]
     variables: Mapping[str, Any]
 
     @property
@@ -94,10 +94,9 @@ class Call(NamedTuple):
         base_dir = node.get("base_dir") or self.variable("ddp_base_dir") or rows()["ddp_base_dir"].default
         return {"base_dir": base_dir, "run": run or plan.get("run") or self.variable("ddp_run") or None}
 
-    @property
-    def located(self) -> dict[str, Any]:
-        """The parameters, with the run that is meant unless they say where it is."""
-        return {**({} if {"run_dir", "base_dir"} & set(self.params) else self.which_run()), **self.params}
+    def located(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters, with the run that is meant unless they say where it is."""
+        return {**({} if {"run_dir", "base_dir"} & set(params) else self.which_run()), **params}
 
     def ask(self, verb: str, **params: Any) -> dict[str, Any]:
         """The host's answer to a verb of its own; asked once more if the connection broke while this machine slept."""

@@ -18,8 +18,7 @@ from ansible.utils.display import Display
 
 from ...module_utils._contract.findings import Finding, PlanError, finding
 from ...module_utils._contract.plan import Given, Here
-from ...module_utils._contract.settings import is_unset
-from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, rows
+from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS
 from ...module_utils._kit.printable import printable
 from ...module_utils._plan import budget, planner
 from ...module_utils._plan.questions import controller_questions, controller_settings, questions, read
@@ -30,7 +29,7 @@ from .. import _configuration
 from .. import _conversations as conversations
 from .._agent.carrier import Call
 from .._display.texts import finding_text
-from .evidence import keep
+from .kept import keep
 
 display = Display()
 
@@ -46,7 +45,6 @@ def read_questions(call: Call, hosts: Sequence[str], tolerant: bool = False) -> 
     refuse_limit(call, hosts, tolerant)
     refuse_root(call)
     tell_what_is_lacking(len(given))
-    tell_of_full_list(given)
     return {"questions": questions(given)}
 
 
@@ -120,20 +118,6 @@ def tell_what_is_lacking(hosts: int) -> None:
     said = _configuration.lacking(hosts)
     if said:
         display.display(said, stderr=True)
-
-
-def tell_of_full_list(hosts: list[Given]) -> None:
-    """Printed if the inventory still has the list of settings that earlier versions shipped with values, since hosts.yml loses to it."""
-    given = hosts[0]["settings"] if hosts else {}
-    repeated = [
-        name for name in rows() if name in given and (is_unset(given[name]) or given[name] == rows()[name].default)
-    ]
-    if len(repeated) > len(rows()) / 2:
-        display.display(
-            f"The inventory repeats the defaults of {len(repeated)} settings, as the group_vars/trainers.yml of earlier versions did: "
-            "whatever stands there wins over `vars:` in hosts.yml. Keep in it what you changed, and delete the rest.",
-            stderr=True,
-        )
 
 
 def refuse_limit(call: Call, hosts: Sequence[str], tolerant: bool) -> None:

@@ -103,7 +103,7 @@ class Host:
 def test_without_a_pipe_the_module_runs_the_program(told):
     """Also with the environment of the task, by which the host expands paths."""
     host: Any = Host(told)
-    answer = Call(host, {}, {"inventory_hostname": "laptop"}).ask("run_info", base_dir="~/none", run="d4")
+    answer = Call(host, {"inventory_hostname": "laptop"}).ask("run_info", base_dir="~/none", run="d4")
     assert answer["run"]["run_dir"] == "/srv/none/runs/d4" and answer["run"]["state"] == "absent"
 
 
@@ -113,15 +113,13 @@ def test_without_a_pipe_the_module_runs_the_program(told):
 )  # fmt: skip
 def test_a_verb_that_refuses_or_fails_does_so_in_a_sentence(params, said):
     host: Any = Host()
-    told = Call(host, {}, {}).ask("run_info", **params)
+    told = Call(host, {}).ask("run_info", **params)
     assert told["failed"] and said in told["msg"] and "\n" not in told["msg"]
 
 
 def test_a_python_that_gives_no_answer_is_told_of():
     host: Any = Host()
     host._execute_module = lambda *dummy, **more: {"stdout": "", "stderr": "x\nSyntaxError: invalid syntax\n"}
-    assert (
-        Call(host, {}, {}).ask("run_info")["msg"] == "its Python ended without an answer: SyntaxError: invalid syntax"
-    )
+    assert Call(host, {}).ask("run_info")["msg"] == "its Python ended without an answer: SyntaxError: invalid syntax"
     host._execute_module = lambda *dummy, **more: {"failed": True, "msg": "no Python", "invocation": {}}
-    assert Call(host, {}, {}).ask("run_info") == {"failed": True, "msg": "no Python"}
+    assert Call(host, {}).ask("run_info") == {"failed": True, "msg": "no Python"}

@@ -15,6 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import MARK
 
+FOUND = {"node1": {"run": {"run": "d4"}}}
 LOG = "log/rank0.log"
 MODEL = "base_checkpoints/d4/model_%06d.pt"
 
@@ -43,7 +44,7 @@ def collect(tmp_path, monkeypatch):
 
     def run(host: Host, check: bool = False, **arguments: Any) -> dict[str, Any]:
         task = SimpleNamespace(
-            args={"verb": "run_files", "dest": str(tmp_path / "runs"), "base_dir": "~/b", **arguments},
+            args={"verb": "run_files", "dest": str(tmp_path / "runs"), "base_dir": "~/b", "found": FOUND, **arguments},
             async_val=0, check_mode=check, diff=False, environment=[], delegate_to=None,
         )  # fmt: skip
         context = SimpleNamespace(check_mode=check, become=False, remote_user="me", diff=False, no_log=False)
@@ -110,7 +111,12 @@ def test_a_file_with_a_spoilt_stamp_is_refused(collect, tmp_path, stamp):
 
 def test_a_file_comes_when_it_is_new_or_has_changed(collect, tmp_path):
     folder = tmp_path / "runs/d4/node1"
-    for log, comes in ((offered(LOG), [LOG, MODEL % 5]), (offered(LOG), []), (offered(LOG, 4, 6), [LOG]), (offered(LOG, 9, 6), [LOG])):
+    for log, comes in (
+        (offered(LOG), [LOG, MODEL % 5]),
+        (offered(LOG), []),
+        (offered(LOG, 4, 6), [LOG]),
+        (offered(LOG, 9, 6), [LOG]),
+    ):
         host = Host(log, offered(MODEL % 5))
         assert (collect(host, check=True)["files"], host.fetched) == (sorted(comes), [])
         assert collect(host) == {"changed": bool(comes), "run": "d4", "folder": str(folder), "files": sorted(comes)}
