@@ -18,7 +18,7 @@ from .carrier import HOST_VERBS, Call, decoded, read_sources
 Answer = dict[str, Any]
 # The verbs of the controller by the file with the functions of these names, which the first who asks imports: few playbooks need all.
 FILES = {
-    "_agent.verbs": ("host_info", "purge", "root_access"),
+    "_agent.verbs": ("host_info", "judge_reset", "purge", "root_access"),
     "_agent.watch": ("run_watch", "judge_watch"),
     "_agent.collect": ("run_files", "report"),
     "_agent.chat": ("run_models", "choose_model", "chat"),
@@ -60,6 +60,22 @@ def host_info(call: Call, asked: Mapping[str, Any]) -> Answer:
     from ...module_utils._contract.probe import Probe
 
     return decoded(call.ask("host_info", **asked), {"probe": Probe}, call.host)
+
+
+def judge_reset(call: Call) -> Answer:
+    """Whether the options of a reset say what to delete; which run is the newest may differ between hosts, so none is guessed."""
+    known = call.variables
+    asked = known.get("ddp_purge") or ""
+    everything = "everything that jobs keep below the base folder"
+    how = f"-e ddp_purge=run -e ddp_run=NAME (or -e ddp_purge=all for {everything})"
+    why = ""
+    if asked not in ("", "run", "all"):
+        why = f'ddp_purge is "{asked}"; it must be run (the run\'s folder goes too) or all ({everything})'
+    elif "purge" in known:
+        why = f"There is no variable purge; what reset removes is said by ddp_purge: {how}"
+    elif asked == "run" and not known.get("ddp_run"):
+        why = f"ddp_purge=run removes the folder of a run, so its name has to be said: {how}"
+    return {"failed": True, "msg": f"{why}."} if why else {}
 
 
 def purge(call: Call, **params: Any) -> Answer:
