@@ -23,9 +23,6 @@ options:
       - All further options are its parameters. Those whose names end in C(_dir), C(path) or C(dest) are paths, in which the host expands C(~).
     type: str
     required: true
-  program:
-    description: The verb as a program in Python, which this module runs. The action sets it where a connection has no pipe.
-    type: str
 """
 
 EXAMPLES = r"""
@@ -40,18 +37,4 @@ RETURN = r"""
 # The answer of the verb.
 """
 
-import sys
-
-from ansible.module_utils.basic import AnsibleModule
-
-
-def main() -> None:
-    """Run the program in a Python that loads nothing else."""
-    spec = {"verb": {"type": "str", "required": True}, "program": {"type": "str", "no_log": True}}
-    module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
-    dummy, out, err = module.run_command([sys.executable, "-I", "-S", "-"], data=module.params["program"])
-    module.exit_json(changed=False, stdout=out, stderr=err)
-
-
-if __name__ == "__main__":
-    main()
+# There is an action plugin of this name, which does all the work.

@@ -27,7 +27,7 @@ def offered(path: Any, size: Any = 4, mtime: Any = 5) -> dict[str, Any]:
 class Host:
     """A host that answers what it likes, and sends four bytes of each file."""
 
-    has_pipelining = False
+    has_pipelining = True
 
     def __init__(self, *offers: dict[str, Any], **answer: Any) -> None:
         self.answer = {"run": "d4", "run_dir": "/srv/runs/d4", "files": list(offers), **answer}
@@ -50,8 +50,9 @@ def collect(tmp_path, monkeypatch):
         context = SimpleNamespace(check_mode=check, become=False, remote_user="me", diff=False, no_log=False)
         host_shell = SimpleNamespace(tmpdir="unused")
         host._shell = host_shell  # type: ignore[attr-defined]
-        made = ActionModule(task, host, context, None, None, None)
-        monkeypatch.setattr(made, "_execute_module", lambda *dummy, **more: {"stdout": MARK + json.dumps(host.answer)})
+        made = ActionModule(task, host, context, None, SimpleNamespace(template=lambda value: value), None)
+        told = {"stdout": MARK + json.dumps(host.answer)}
+        monkeypatch.setattr(made, "_low_level_execute_command", lambda *dummy, **more: told)
         return made.run(task_vars={"inventory_hostname": "node1"})
 
     return run

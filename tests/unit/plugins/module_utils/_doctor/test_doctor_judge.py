@@ -278,16 +278,6 @@ def test_what_a_rank_reported_outweighs_that_its_processes_are_still_there() -> 
     assert "makes progress" not in told["seen"] and "no heartbeat from rank 1" in told["seen"]
 
 
-SAVING = {"phase": "save", "idle_seconds": 40.0, "phase_seconds": 40.0}
-
-
-def test_field_43_two_healthy_ranks_that_save_for_long_are_healthy() -> None:
-    for seconds in (40.0, 200.0, 800.0):
-        saving = {**SAVING, "idle_seconds": seconds}
-        assert verdict(rank("laptop", saving, process=IDLE), rank("desktop", saving, process=IDLE))["code"] == "healthy"
-        assert verdict(WAITING, rank("desktop", saving, process=IDLE))["code"] == "healthy"
-
-
 def together(*members: str, state: str = "training", **more: Any) -> dict[str, Any]:
     return {"membership": keeper(state, 2, *members, **more)}
 
