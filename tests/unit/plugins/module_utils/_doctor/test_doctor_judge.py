@@ -17,8 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings_ta
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import judge
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import bundle
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, FAILED
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import lines_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import CODES, FAILED, lines_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LOSSES, Cause
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper, run_of
