@@ -27,7 +27,7 @@ class ActionModule(ActionBase):
         result: dict[str, object] = super().run(tmp, task_vars)
         params = dict(self._task.args)
         verb = params.pop("verb")
-        answer = verbs.answer(Call(self, params, task_vars or {}), verb)
+        answer = verbs.answer(Call(self, task_vars or {}), verb, params)
         if answer.get("show") and not answer.get("failed"):
             display.display(printable(answer["show"]))
         return {**result, "changed": False, **answer}

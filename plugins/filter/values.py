@@ -15,7 +15,6 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from ..module_utils._contract import validate
-from ..module_utils._contract.decode import believed_plans
 from ..module_utils._contract.document import section
 from ..module_utils._contract.settings import defaults
 from ..module_utils._kit import words
@@ -24,7 +23,7 @@ from ..module_utils._preflight.predict import Outlook, comparison_text
 from ..module_utils._run import table as run_table
 from ..module_utils._run.health import UNSEEN, Seen, without_cpu
 from ..module_utils._run.state import RUNNING
-from ..plugin_utils._runs import age, newest_model, one_run
+from ..plugin_utils._runs import one_run
 
 NOTHING = object()
 
@@ -42,6 +41,19 @@ def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str, defau
     return {host: None if value is NOTHING else value for host, value in found.items()}
 
 
+def found_runs(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> dict[str, Any]:
+    """Host -> what the role find_run learned of the run there, whatever happened to the task, with the name of its newest run."""
+    hosts = list(hosts)
+    newest, again = (of_hosts(hosts, hostvars, f"__find_run_{name}", {}) for name in ("newest", "again"))
+    return {
+        host: {
+            **(again[host] if again[host] and not again[host].get("skipped") else newest[host]),
+            "newest_run": section(newest[host], "run").get("run") or "",
+        }
+        for host in hosts
+    }
+
+
 def setting(given: Any, name: str) -> Any:
     """The inventory's value; if empty, the default."""
     return defaults("smoke")[name] if given in (None, "") else given
@@ -53,13 +65,6 @@ def plain_name(name: Any) -> str:
         return validate.plain_name(name)
     except validate.InvalidHostData as why:
         raise AnsibleFilterError(str(why)) from None
-
-
-def plans_of_runs(results: Mapping[str, Any], hosts: Iterable[str]) -> list[Any]:
-    """The valid plans returned by run_info with the runs: the one that most hosts have first, then that of the newest training."""
-    answers = [result for result in results.values() if result.get("plan") is not None and result.get("run")]
-    newest = sorted(answers, key=lambda result: age(result["run"]), reverse=True)
-    return believed_plans([result["plan"] for result in newest], list(hosts))
 
 
 def shard_chain(
@@ -161,13 +166,11 @@ class FilterModule:
         """Name and function."""
         return {
             "of_hosts": of_hosts,
+            "found_runs": found_runs,
             "one_run": one_run,
-            "newest_model": newest_model,
             "setting": setting,
             "plain_name": plain_name,
-            "believed_plans": plans_of_runs,
             "shard_chain": shard_chain,
-            "closing_table": closing_table,
             "status_table": status_table,
             "last_lines": last_lines,
             "why_no_answer": why_no_answer,

@@ -353,7 +353,7 @@ def looks(built: Any) -> list[dict[str, Any]]:
         for tasks in ("deployed", "main")
     ]
     watch = [{role: {"name": "nanochat.ddp.watch"}, "vars": {"watch_doctor": ""}}]
-    told = {"ansible.builtin.debug": {"msg": ["{{ watch_verdicts | to_json }}"]}, "run_once": True}
+    told = {"ansible.builtin.debug": {"msg": ["{{ watch_judged.verdicts | to_json }}"]}, "run_once": True}
     play = {"hosts": hosts, "gather_facts": False, "vars": {**known, "ddp_controller": controller}}
     quiet = {"rescue": [{"ansible.builtin.meta": "clear_host_errors"}]}
     return [

@@ -18,8 +18,7 @@ from .._contract.validate import InvalidHostData
 from .._kit.words import plain_reason
 from .._run.health import Health, Seen, StallLimits
 from .._run.state import CRASHED, EMPTY
-from .deaths import RankDeath, death_of
-from .evidence import RankEvidence, works
+from .evidence import RankDeath, RankEvidence, death_of, works
 
 MASK = "***"
 

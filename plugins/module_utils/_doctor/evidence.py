@@ -5,16 +5,38 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, TypedDict
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TypedDict
 
 from .._contract.document import section, words
 from .._kit.words import bytes_text
-from .._run.health import BUSY
+from .._rules.causes import Cause, is_echo
+from .._run.health import BUSY, Seen
 from .._run.state import RUNNING, RunState
 
 LOW_DISK = 64 * 1024 * 1024
 LATE = 0.2  # fraction of the time that its threads may be ready to run without a core
 PRESSED = 40.0  # percentage of the time that a process may wait for the disk
+# Findings by the trainer's cause of an end; FAILED for all others.
+FAILED = "rank-failed"
+CODES = {
+    Cause.PEER_LOST.value: "link-cut",
+    Cause.PEER_LATE.value: "rank-stuck",
+    Cause.STORE_LOST.value: "link-cut",
+    Cause.LINK_LOST.value: "link-cut",
+    Cause.PORT_TAKEN.value: "port-held",
+    Cause.SETTINGS_DIFFER.value: "settings-differ",
+    Cause.DATA_DIFFER.value: "data-mismatch",
+    Cause.TORCH_DIFFERS.value: "torch-differs",
+    Cause.CODE_DIFFERS.value: "trainer-differs",
+    Cause.WEIGHTS_DIFFER.value: "weights-differ",
+    Cause.NON_FINITE_LOSS.value: "loss-not-finite",
+    Cause.OOM.value: "rank-oom",
+    Cause.DISK_FULL.value: "disk-full",
+    Cause.BAD_DATA.value: "data-mismatch",
+}
+# In the log of a keeper, which then exits with a code of its own.
+KILLED = re.compile(r"keeper: rank \d+ was killed by signal 9\b")
 
 
 class RankProcess(TypedDict):
@@ -73,6 +95,15 @@ class RankEvidence(TypedDict):
     others: List[OtherProcess]
     kernel: List[str]  # its messages about lack of memory since the run began
     oom_kills_before: Optional[int]  # at the rank's last heartbeat
+
+
+class RankDeath(NamedTuple):
+    """Why a rank ended."""
+
+    code: str
+    blames: List[int]  # the ranks at fault, if known
+    is_echo: bool  # it ended only because another rank was missing or at fault
+    cause: str = ""  # as the trainer recorded it
 
 
 # -- one rank's evidence in words: its messages, its CPU use, and why it may be slow ------------------------------------
@@ -179,3 +210,36 @@ def describe(found: RankEvidence) -> str:
     parts.append("load %.1f on %d cores, %s free memory" % (system["load1"], system["cpus"], free))
     parts += ["%s %s" % (peer, how) for peer, how in sorted(found["links"].items())]
     return ", ".join(parts)
+
+
+# -- why a rank ended and who caused it: from its own record, its signal, and the kernel ----------------------------------
+
+
+def death_of(found: RankEvidence, rank: int) -> RankDeath:
+    """Classify the end of a crashed rank."""
+    run = found["run"]
+    if Seen("", run).lost_its_keeper:
+        # Its rank could still record why it ended, but only because the keeper had ended first.
+        full = low_disk(found) is not None
+        return RankDeath("rank-oom" if out_of_memory(found) else "disk-full" if full else "keeper-gone", [rank], False)
+    if run["end_cause"]:
+        cause, blames = run["end_cause"], run["end_blames"] or []
+        return RankDeath(CODES.get(cause, FAILED), blames, is_echo(cause, blames, rank), cause)
+    killed = was_killed(found)
+    if killed or (run["ended"] is None and not run["end_error"]):
+        code = "rank-oom" if out_of_memory(found) else "rank-killed" if killed else "rank-vanished"
+        return RankDeath(code, [rank], False)
+    return RankDeath(FAILED, [], False)
+
+
+def was_killed(found: RankEvidence) -> bool:
+    """By SIGKILL; a trainer that could record its end was not, and the log may be of an earlier attempt."""
+    run = found["run"]
+    by_log = not run["end_error"] and KILLED.search("\n".join(run["last_lines"]))
+    return run["signal"] == 9 or run["exit_code"] in (137, -9) or bool(by_log)
+
+
+def out_of_memory(found: RankEvidence) -> bool:
+    """The kernel reports it, or its count of OOM kills grew since the rank's last heartbeat."""
+    before, now = found["oom_kills_before"], found["system"]["oom_kills"]
+    return bool(found["kernel"]) or (before is not None and now is not None and now > before)

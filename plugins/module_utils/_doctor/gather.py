@@ -21,7 +21,7 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 from .._contract.document import Document, whole
 from .._kit import bare, processes
-from .._kit.files import read_object, read_text
+from .._kit.files import free_bytes, read_object, read_text
 from .._run.polling import busy_share, read_effort
 from .._run.state import read_run
 from .evidence import Dump, OtherProcess, RankEvidence, RankProcess, System
@@ -203,21 +203,13 @@ def system_facts(run_dir: str, first: Counters, second: Counters) -> System:
         "load1": os.getloadavg()[0],
         "memory_available": int(memory.get("MemAvailable", 0)) * 1024,
         "swapped_pages_per_second": round((second.swap - first.swap) / seconds, 1),
-        "disk_free": _disk(run_dir),
+        "disk_free": free_bytes(run_dir),
         "throttled": second.throttle > first.throttle,
         "limited": round((second.limited - first.limited) / seconds, 2),
         "pressure": {name: _pressure(name) for name in ("memory", "io")},
         "oom_kills": _vmstat("oom_kill"),
         "nics": {os.path.basename(nic): read_text(nic + "/operstate").strip() for nic in glob.glob("/sys/class/net/*")},
     }
-
-
-def _disk(path: str) -> Optional[int]:
-    try:
-        facts = os.statvfs(path)
-    except OSError:
-        return None
-    return facts.f_bavail * facts.f_frsize
 
 
 def _vmstat(*names: str) -> int:

@@ -21,7 +21,6 @@ from .._rules.causes import LOSSES
 from .._run.sentences import apart_text, history, reason
 from .._run.state import AWAY, CRASHED, FINISHED, RUNNING, STOPPED
 from .case import Case, answer_of
-from .deaths import was_killed
 from .evidence import (
     RankEvidence,
     cpu_share,
@@ -31,6 +30,7 @@ from .evidence import (
     low_disk,
     process_of,
     slow_reasons,
+    was_killed,
     works,
 )
 

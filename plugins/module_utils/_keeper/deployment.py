@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Optional
 
+from .._contract.run_folder import KEEPER_FOLDER, KEEPER_JOIN, KEEPER_LEAVE
 from .._contract.training import Launched
 from .._kit import host_code
 from .._run import purge as purge_utils
@@ -39,6 +40,20 @@ def run_folder(
     if plan.get("keeper") and keeper_secret:
         setup = KeeperSetup(host, keeper_secret, host_code.program(keeper.__name__, "main", path))
     return {**prepare(path, plan, fresh, check, setup, training)}
+
+
+def keeper_request(run_dir: str, leave: bool, join: bool = False, check: bool = False) -> Dict[str, object]:
+    """Ask a keeper to leave the run, or no longer; join: to take part, whatever keeps this guest away."""
+    wanted = {KEEPER_LEAVE: leave, **({KEEPER_JOIN: True} if join else {})}
+    places = {os.path.join(run_dir, KEEPER_FOLDER, name): asked for name, asked in wanted.items()}
+    new = {place: asked for place, asked in places.items() if os.path.exists(place) is not asked}
+    for place, asked in ({} if check else new).items():
+        if asked:
+            # An empty file needs no room on a full disk.
+            os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o600))
+        else:
+            os.unlink(place)
+    return {"changed": bool(new)}
 
 
 def purge(

@@ -4,8 +4,7 @@
 """Carries a verb of this collection to a host, and brings back its answer, at almost no cost to the host.
 
 A module starts a Python with all of Ansible's code, which takes five times as long as reading the run folder. A verb is a function
-of module_utils, sent with what it imports through a pipe to a Python that loads nothing else. If no answer comes, the module
-agent_program runs it, possibly a second time: so all verbs are idempotent.
+of module_utils, sent with what it imports through a pipe to a Python that loads nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from ...module_utils._contract.settings_table import rows
 from ...module_utils._contract.validate import InvalidHostData, absolute_path
 from ...module_utils._kit import bare, host_code
 
-MODULE = "nanochat.ddp.agent_program"
 MARK = "nanochat-ddp-answer "
 SLEPT_SECONDS = 10.0  # clocks that differ by this much more than before
 Answer = TypeVar("Answer")
@@ -50,6 +48,7 @@ HOST_VERBS = {
     "run_info": HostVerb("_run.polling"),
     "run_files": HostVerb("_run.files"),
     "run_folder": HostVerb("_keeper.deployment", check=True, host=True),
+    "keeper_request": HostVerb("_keeper.deployment", check=True),
     "purge": HostVerb("_keeper.deployment", check=True, host=True),
     "env_file": HostVerb("_kit.env_file", check=True),
     "tmux_session": HostVerb("_session.wanted", check=True),
@@ -70,7 +69,6 @@ class Call(NamedTuple):
     """One task's call of a verb."""
 
     action: ActionBase
-    params: Mapping[str, Any]
     variables: Mapping[str, Any]
 
     @property
@@ -94,10 +92,9 @@ class Call(NamedTuple):
         base_dir = node.get("base_dir") or self.variable("ddp_base_dir") or rows()["ddp_base_dir"].default
         return {"base_dir": base_dir, "run": run or plan.get("run") or self.variable("ddp_run") or None}
 
-    @property
-    def located(self) -> dict[str, Any]:
-        """The parameters, with the run that is meant unless they say where it is."""
-        return {**({} if {"run_dir", "base_dir"} & set(self.params) else self.which_run()), **self.params}
+    def located(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters, with the run that is meant unless they say where it is."""
+        return {**({} if {"run_dir", "base_dir"} & set(params) else self.which_run()), **params}
 
     def ask(self, verb: str, **params: Any) -> dict[str, Any]:
         """The host's answer to a verb of its own; asked once more if the connection broke while this machine slept."""
@@ -111,9 +108,7 @@ class Call(NamedTuple):
             **({"host": self.host} if wanted.host else {}),
             **params,
         }
-        text = program(verb, told, self.action._task.environment)
-        answer = piped(self.action, text, self.variables)
-        return by_module(self.action, text, self.variables) if answer is None else answer
+        return piped(self.action, program(verb, told, self.action._task.environment), self.variables)
 
 
 def program(verb: str, params: Mapping[str, Any], environments: Any = ()) -> str:
@@ -152,25 +147,20 @@ def python_of(action: ActionBase, variables: Mapping[str, object]) -> list[str]:
     return ["sh", "-c", FIRST.format(names=shlex.join(names), mark=FOUND), "sh"]
 
 
-def piped(action: ActionBase, text: str, variables: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The answer of a program through the connection's pipe; None if there is none, and the module must run it, which explains why."""
+def piped(action: ActionBase, text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of a program through the connection's pipe, or a sentence why there is none."""
     if not action._connection.has_pipelining:
-        return None
-    command = shlex.join([*python_of(action, variables), "-I", "-S", "-"])
-    answer = action._low_level_execute_command(command, in_data=text.encode())
+        return {"failed": True, "msg": f"the connection {action._connection.ansible_name} takes no program; use ssh"}
+    python = python_of(action, variables)
+    answer = action._low_level_execute_command(shlex.join([*python, "-I", "-S", "-"]), in_data=text.encode())
     lines = str(answer.get("stdout") or "").splitlines()
     told = answer_in(lines)
-    return told and {**told, **discovered(action, lines)}
-
-
-def by_module(action: ActionBase, text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of a program that Ansible's module runs."""
-    ran: dict[str, Any] = action._execute_module(MODULE, module_args={"program": text}, task_vars=dict(variables))
-    told = answer_in(str(ran.get("stdout") or "").splitlines())
-    if told is None and "stdout" in ran:
-        words = str(ran.get("stderr") or "no output").strip().splitlines()
-        return {"failed": True, "msg": f"its Python ended without an answer: {words[-1]}"}
-    return without_orders(ran) if told is None else told
+    if told is None:
+        said = str(answer.get("stderr") or "").strip().splitlines() or ["it says nothing"]
+        named = f"the interpreter {python[0]}" if len(python) == 1 else "a Python interpreter"
+        why = f"{named} was not found" if answer.get("rc") == 127 else "its Python ended without an answer"
+        return {"failed": True, "msg": f"{why}: {said[-1]}"}
+    return {**told, **discovered(action, lines)}
 
 
 def answer_in(lines: list[str]) -> dict[str, Any] | None:

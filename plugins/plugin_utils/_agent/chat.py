@@ -27,19 +27,19 @@ LOCAL = ("local", "ansible.builtin.local")
 SSH = ("ssh", "ansible.builtin.ssh")
 
 
-def run_models(call: Call) -> dict[str, Any]:
+def run_models(call: Call, run: str, stage: str) -> dict[str, Any]:
     """The host's share of a run and of its fine-tuning, which is a run of its own, NAME-sft; with stage base of the run alone."""
-    run, base_only = call.params["run"].removesuffix("-sft"), call.params["stage"] == "base"
-    names = [] if not run else [run] if base_only else [f"{run}-sft", run]
+    base = run.removesuffix("-sft")
+    names = [] if not base else [base] if stage == "base" else [f"{base}-sft", base]
     found = [call.ask("run_info", **call.which_run(name), plan=True) for name in names]
     return {"models": [decoded(one, {"run": RunState}, call.host) for one in found]}
 
 
-def choose_model(call: Call) -> dict[str, Any]:
+def choose_model(call: Call, found: Mapping[str, Any]) -> dict[str, Any]:
     """Where the newest checkpoint of the newest training is, and how it is loaded there; found: what run_models returned by host."""
-    found, named = call.params["found"], call.which_run()["run"]
     model = newest_model(found)
     if not model:
+        named = call.which_run()["run"]
         where = f" in the run {named}" if named else ""
         advice = "train one: ansible-playbook train.yml -i INVENTORY"
         raise AnsibleActionFail(f"No host has a checkpoint to talk to{where}; {advice}")
@@ -72,12 +72,11 @@ def remote_command(model: Mapping[str, Any], flags: Mapping[str, Any], asks: boo
     return f'exec /bin/sh -c \'cd "$0" && exec "$@"{prompt}\' {shlex.join(words)}'
 
 
-def chat(call: Call) -> dict[str, Any]:
+def chat(call: Call, model: Mapping[str, Any], flags: Mapping[str, Any], prompt: Any) -> dict[str, Any]:
     """Answer one prompt by a model (see choose_model), with the flags of scripts.chat_cli; without a prompt, build the command that chats.
 
     Then our display runs the command (`terminal`) when the playbook has ended, and filters what comes from another machine (`remote`).
     """
-    model, flags, prompt = (call.params[name] for name in ("model", "flags", "prompt"))
     if prompt:
         return {} if call.check else answer_to(call, str(prompt), remote_command(model, flags, asks=True))
     argv = argv_of(call.action, remote_command(model, flags))

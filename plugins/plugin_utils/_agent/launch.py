@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ansible.errors import AnsibleConnectionFailure
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 
 from ...filter.values import why_no_answer
+from ...module_utils._contract.document import Document, section
+from ...module_utils._contract.plan import Node, Plan
 from ...module_utils._contract.settings import convert
 from ...module_utils._contract.settings_table import find
 from ...module_utils._run.state import RUNNING, RunState
@@ -25,17 +27,62 @@ LONGEST_STOP = 86400.0  # seconds, whatever a host says
 END_SECONDS = 60  # for processes that do not end by themselves
 
 
-def start_session(call: Call) -> Answer:
+def run_info(call: Call, **params: Any) -> Answer:
+    """The state of a host's share of a run; see the verb on the host."""
+    return decoded(call.ask("run_info", **call.located(params)), {"run": RunState}, call.host)
+
+
+def judge_launch(
+    call: Call, plan: Plan, evidence: Mapping[str, Any], restart: bool = False, fresh: bool = False
+) -> Answer:
+    """Whether to start the run, and why; `seconds`: how long stopping what runs may take."""
+    missing = [node["host"] for node in plan["nodes"] if "run" not in (evidence.get(node["host"]) or {})]
+    if missing:
+        again = "run the play again without --limit and --start-at-task"
+        raise AnsibleError(f"There is no evidence about the run from {missing[0]}; {again}.")
+    runs = [evidence[node["host"]]["run"] for node in plan["nodes"]]
+    decision, reason = _launch_action(runs, plan["digest"], restart, fresh)
+    show = "" if decision == "start" else f"The run {plan['run']} is left alone: {reason}."
+    return {"decision": decision, "reason": reason, "show": show, "seconds": stop_limit(runs)}
+
+
+def _launch_action(
+    runs: Sequence[Mapping[str, object]], plan_digest: str, restart: bool, fresh: bool
+) -> tuple[str, str]:
+    """From all hosts' states (from run_info), because a run lives or ends as a whole."""
+    states = {str(run["state"]) for run in runs}
+    if fresh:
+        return "start", "you asked for a fresh start"
+    if any(run.get("plan_digest") != plan_digest for run in runs):
+        return "start", "the plan is new on at least one host"
+    if "finished" in states and states <= {"finished", "away"}:
+        # A host that was away at the end has nothing left to do either.
+        return "keep", "it already finished with this plan; -e ddp_fresh=true trains it from scratch"
+    if restart:
+        return "start", "you asked for a restart"
+    if states == {"running"}:
+        return "keep", "it is already running with this plan"
+    return "start", "it is " + " and ".join(sorted(states)) + " on its hosts"
+
+
+def stop_limit(runs: Iterable[RunState]) -> int:
+    """How many seconds a stop may take: those of the slowest rank."""
+    stops = [float(seconds) for run in runs if (seconds := run["stop_seconds"]) and seconds <= LONGEST_STOP]
+    return math.ceil(max(stops, default=60.0))
+
+
+def start_session(
+    call: Call, plan: Plan, node: Node, training: Document, secrets: Any, ready: bool, **run_folder: Any
+) -> Answer:
     """Start node's session of plan; with `ready` only write its environment and see that nothing would refuse: an earlier run may go on.
 
-    fresh, training and keeper_secret are those of run_folder; secrets: the part of the environment that is in no plan.
+    training and the other parameters are those of run_folder; secrets: the part of the environment that is in no plan.
     `show` tells which files of an earlier training were set aside.
     """
-    plan, node, training, ready = (call.params[name] for name in ("plan", "node", "training", "ready"))
-    env = {**node["env"], **convert(find("ddp_secret_env"), call.params["secrets"])}
-    session = {**session_of(plan, node), "at_boot": bool((plan.get("keeper") or {}).get("survive_reboot"))}
-    folder = {name: call.params[name] for name in ("plan", "fresh", "keeper_secret")}
-    folder |= {"path": node["run_dir"], "training": {**training, "now": time.time()} if training else None}
+    env = {**node["env"], **convert(find("ddp_secret_env"), secrets)}
+    session = {**session_of(plan, node), "at_boot": bool(section(plan, "keeper").get("survive_reboot"))}
+    launched = {**training, "now": time.time()} if training else None
+    folder = {**run_folder, "plan": plan, "path": node["run_dir"], "training": launched}
     answer: Answer = {"changed": False, "diff": []}
     for verb, params in (
         ("run_folder", {**folder, "state": "ready" if ready else "deployed"}),
@@ -60,17 +107,7 @@ def start_session(call: Call) -> Answer:
     return answer
 
 
-def restart_keeper(call: Call) -> Answer:
-    """Start the keeper of node's share of plan unless it is running."""
-    state = "started" if call.params["running"] else "restarted"
-    show = f"{call.host} asks to be let in; the playbook nanochat.ddp.status shows when it is."
-    return {
-        **call.ask("tmux_session", **session_of(call.params["plan"], call.params["node"]), state=state),
-        "show": show,
-    }
-
-
-def session_of(plan: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:
+def session_of(plan: Plan, node: Node) -> dict[str, Any]:
     """The options of tmux_session for a host's share of a run."""
     return {
         "name": node["session"],
@@ -86,9 +123,9 @@ def session_of(plan: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def take_back(call: Call) -> Answer:
+def take_back(call: Call, node: Node, started: Mapping[str, Any]) -> Answer:
     """Stop node's session again, and fail, if that of any host could not be started (started: what start_session returned by host)."""
-    started, node, own = call.params["started"], call.params["node"], call.params["started"][call.host] or {}
+    own = started[call.host] or {}
     failed = [host for host, result in started.items() if not (result or {}).get("session")]
     if not failed:
         return {}
@@ -102,26 +139,24 @@ def take_back(call: Call) -> Answer:
     return {"failed": True, "msg": f"{call.host}: {why} (the other hosts were stopped again)"}
 
 
-def judge_stop(call: Call) -> Answer:
-    """How many seconds a stop of the run may take that was found (what run_info returned by host): those of the slowest rank.
+def judge_stop(call: Call, found: Mapping[str, Any]) -> Answer:
+    """How many seconds a stop of the run may take that was found (what run_info returned by host).
 
     Without a name, a run that is not the same on all hosts is refused.
     """
-    found = [run for result in call.params["found"].values() if (run := (result or {}).get("run"))]
-    names = sorted({run["run"] for run in found if run["run"]})
+    runs = [run for result in found.values() if (run := (result or {}).get("run"))]
+    names = sorted({run["run"] for run in runs if run["run"]})
     if len(names) > 1 and not call.which_run()["run"]:
         told = f"The newest run is not the same on all hosts ({', '.join(names)}), so say which one is meant"
         return {"failed": True, "msg": f"{told}: -e ddp_run=NAME. Nothing was stopped."}
-    stops = [float(seconds) for run in found if (seconds := run["stop_seconds"]) and seconds <= LONGEST_STOP]
-    return {"seconds": math.ceil(max(stops, default=60.0))}
+    return {"seconds": stop_limit(runs)}
 
 
-def stop_run(call: Call) -> Answer:
+def stop_run(call: Call, found: Mapping[str, Any], state: str, seconds: float) -> Answer:
     """Stop the host's share of the run that was found (what run_info returned), and see that nothing runs; `show` tells its state.
 
     state: stopped keeps the session to be read, absent removes it too.
     """
-    found, state, seconds = (call.params[name] for name in ("found", "state", "seconds"))
     run: RunState | None = found.get("run")
     if run is None:
         return {"failed": True, "msg": f"{call.host}: nothing was stopped there, since {why_no_answer(found)}"}
@@ -132,8 +167,7 @@ def stop_run(call: Call) -> Answer:
         with answered_within({"timeout": seconds + END_SECONDS}):
             stopped = call.ask("tmux_session", **session, stop_timeout=seconds)
     with answered_within(None):
-        left = stopped if stopped.get("failed") else call.ask("run_info", **call.which_run(run["run"]))
-        left = decoded(left, {"run": RunState}, call.host)
+        left = stopped if stopped.get("failed") else run_info(call, **call.which_run(run["run"]))
     if left.get("failed"):
         return left
     if left["run"]["state"] == RUNNING and not call.check:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, Optional
 
 from ...module_utils._contract.command_line import flag_words, rank_environ
-from ...module_utils._contract.document import digest_of, section
+from ...module_utils._contract.document import Document, digest_of, section
 from ...module_utils._contract.plan import Node, Plan, open_ports
 from ...module_utils._contract.probe import Processors
 from ...module_utils._contract.run_folder import MEASURED
@@ -23,15 +24,14 @@ from .carrier import Call, decoded
 OF_STAGES = ("base-checkpoints", "model-step", "conversations", "val-conversations")
 
 
-def planned(call: Call) -> tuple[Plan, Node]:
-    """The plan of the task, and the host's part of it."""
-    plan: Plan = call.params["plan"]
-    return plan, next(node for node in plan["nodes"] if node["host"] == call.host)
+def own_part(call: Call, plan: Plan) -> Node:
+    """The host's part of the plan."""
+    return next(node for node in plan["nodes"] if node["host"] == call.host)
 
 
-def start_responder(call: Call) -> dict[str, Any]:
+def start_responder(call: Call, plan: Plan) -> dict[str, Any]:
     """Let the host answer its peers on the ports of the job."""
-    plan, node = planned(call)
+    node = own_part(call, plan)
     meeting, wanted = plan["master"]["port"], open_ports(plan, node)
     answer = call.ask(
         "start_responder",
@@ -44,9 +44,9 @@ def start_responder(call: Call) -> dict[str, Any]:
     return decoded(answer, {"responder": Optional[Responder], "is_held": bool}, call.host)
 
 
-def peer_check(call: Call) -> dict[str, Any]:
+def peer_check(call: Call, plan: Plan, rates: bool) -> dict[str, Any]:
     """Try the connections from the host to those that answer, and name the peer of each."""
-    plan, node = planned(call)
+    node = own_part(call, plan)
     others = {one["host"]: call.variables["hostvars"][one["host"]] for one in plan["nodes"]}
     peers = peers_of(
         plan, {host: known.get("__preflight_answering") or {} for host, known in others.items()}, call.host
@@ -56,16 +56,16 @@ def peer_check(call: Call) -> dict[str, Any]:
         address=node["address"],
         peers=list(peers.values()),
         timeout=min(3.0, plan["timeout_seconds"] / 10),
-        rates=call.params["rates"],
+        rates=rates,
     )
     told = decoded(answer, {"links": list[LinkTry]}, call.host)
     named = [{**link, "host": host} for host, link in zip(peers, told.get("links", []), strict=False)]
     return told if told.get("failed") else {**told, "links": named}
 
 
-def start_all_reduce(call: Call) -> dict[str, Any]:
+def start_all_reduce(call: Call, plan: Plan) -> dict[str, Any]:
     """Start the host's rank of an all-reduce; `seconds`: how long it may take."""
-    plan, node = planned(call)
+    node = own_part(call, plan)
     # A slow or busy host may take minutes to import PyTorch.
     wait, start = min(20.0, plan["timeout_seconds"] / 3), min(120, plan["timeout_seconds"])
     seconds = int(wait * 6) + start + 60
@@ -80,12 +80,12 @@ def start_all_reduce(call: Call) -> dict[str, Any]:
     return {**call.ask("start_program", argv=argv, folder=node["tools_dir"], environ=environ), "seconds": seconds + 10}
 
 
-def measure_step(call: Call) -> dict[str, Any]:
+def measure_step(call: Call, plan: Plan, seconds: float) -> dict[str, Any]:
     """Time some steps with each matmul precision that the plan may choose, unless the host has kept that of just such steps.
 
     `measured` is empty where that failed, and `error` says why.
     """
-    plan, node = planned(call)
+    node = own_part(call, plan)
     training, probe = plan["training"], call.variables.get("ddp_probe") or {}
     tried, cpu = training["matmul_tried"], section(probe, "cpu").get("model")
     where = [plan["trainer"]["torch"], node["cores"] or node["threads"], cpu]
@@ -96,7 +96,7 @@ def measure_step(call: Call) -> dict[str, Any]:
     # A few, and of a short run a tenth of its own.
     steps = min(5, max(1, training["iterations"] // (10 * len(tried))))
     flags = {name: value for name, value in node["flags"].items() if name not in OF_STAGES}
-    words = ["--vocab-size", plan["model"]["vocab_size"], "--seconds", call.params["seconds"], "--steps", steps]
+    words = ["--vocab-size", plan["model"]["vocab_size"], "--seconds", seconds, "--steps", steps]
     argv = [
         python_of(node),
         "-m",
@@ -113,12 +113,14 @@ def measure_step(call: Call) -> dict[str, Any]:
     return {"measured": measured, "error": error, "is_new": True}
 
 
-def keep_measured(call: Call) -> dict[str, Any]:
+def keep_measured(
+    call: Call, plan: Plan, step: Mapping[str, Any], links: Mapping[str, Any], gloo: Document
+) -> dict[str, Any]:
     """Add what was measured of the host's links to its step, and keep both on the host for the next plan."""
-    (plan, node), step = planned(call), call.params["step"]
+    node = own_part(call, plan)
     if not step.get("measured"):
         return {"measured": {}}
-    measured = with_link(step["measured"], plan, call.params["links"].get("links") or [], call.params["gloo"])
+    measured = with_link(step["measured"], plan, links.get("links") or [], gloo)
     cpu: Processors = call.variables["ddp_probe"]["cpu"]
     # A figure from a busy host would mislead the next plan.
     if (cpu["load1"] or 0) < cpu["available"]:

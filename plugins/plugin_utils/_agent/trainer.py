@@ -48,22 +48,22 @@ def with_lock(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "lock": lock.text, "digest": lock.digest, "pins": lock.pins}
 
 
-def check_trainer(call: Call) -> dict[str, Any]:
+def check_trainer(call: Call, trees: Mapping[str, str], venv: Mapping[str, Any]) -> dict[str, Any]:
     """Tell whether files (trees: as for trainer_files) and environment (venv: as for trainer_venv) are all there (`ready`); refuse to
     change what a training uses."""
     ready = True
-    for dest, src in call.params["trees"].items():
+    for dest, src in trees.items():
         asked = call.ask("trainer_files", dest=dest, files=files.digests_of(sources(src)))
         if asked.get("failed"):
             return asked
         ready = ready and not asked["changed"]
-    asked = call.ask("trainer_venv", **{**with_lock(call.params["venv"]), "check": True})
+    asked = call.ask("trainer_venv", **{**with_lock(venv), "check": True})
     return asked if asked.get("failed") else {"ready": ready and not asked["changed"]}
 
 
-def trainer_files(call: Call) -> dict[str, Any]:
+def trainer_files(call: Call, trees: Mapping[str, str]) -> dict[str, Any]:
     """Bring folders on the host to the files of others on the controller (trees); the digest is that of the first."""
-    found = [brought(call, dest, sources(src)) for dest, src in call.params["trees"].items()]
+    found = [brought(call, dest, sources(src)) for dest, src in trees.items()]
     failed = [one for one in found if one.get("failed")]
     diff = [one["diff"] for one in found if "diff" in one]
     return failed[0] if failed else {**found[0], "changed": any(one["changed"] for one in found), "diff": diff}
@@ -79,12 +79,12 @@ def brought(call: Call, dest: str, tree: Mapping[str, bytes]) -> dict[str, Any]:
     return call.ask("trainer_files", dest=dest, files=digests, contents=contents)
 
 
-def trainer_venv(call: Call) -> dict[str, Any]:
+def trainer_venv(call: Call, **params: Any) -> dict[str, Any]:
     """Make an environment, see the verb on the host; packages, torch_index and src (a trainer's folder) select its lock.
 
     Two round trips if uv must be brought, otherwise one.
     """
-    given = with_lock(call.params)
+    given = with_lock(params)
     asked = call.ask("trainer_venv", **given)
     if not asked.get("lacks_uv") or asked.get("failed"):
         return asked
@@ -107,16 +107,16 @@ def bring_uv_beside(call: Call, machine: str, venv: str) -> None:
     )
 
 
-def trainer_wheels(call: Call) -> dict[str, Any]:
+def trainer_wheels(call: Call, dest: str, python: str, machine: str, **lock: Any) -> dict[str, Any]:
     """Fetch the wheels of a lock for a python and a machine to dest on the controller, for hosts that reach no package index.
 
-    The answer has their manifest.
+    lock: as for trainer_venv. The answer has their manifest.
     """
     if call.check:
         return {"changed": True}
-    params, folder = call.params, Path(call.params["dest"])
+    folder = Path(dest)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(str(folder) + ".lock", 1800):
-        changed = bring_wheels(lock_of(params).text, params["python"], params["machine"], folder)
+        changed = bring_wheels(lock_of(lock).text, python, machine, folder)
         manifest = Manifest(folder.name, [described(str(path)) for path in sorted(folder.iterdir())])
     return {"changed": changed, "manifest": manifest.document()}

@@ -5,94 +5,83 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 
-from ...module_utils._kit.files import read_bytes, write_whole
+from ...module_utils._contract.findings import PlanError
 from .carrier import HOST_VERBS, Call, decoded, read_sources
 
 Answer = dict[str, Any]
-# The judgements over all hosts, and the file with the function of that name.
-JUDGEMENTS = {
-    **dict.fromkeys(["read_settings", "read_questions", "make_plan"], "plan"),
-    **dict.fromkeys(["judge_links", "judge_preflight"], "preflight"),
-    **dict.fromkeys(["judge_launch", "judge_verdict"], "hosts"),
-}
-# Other verbs of the controller that have a file of their own.
+# The verbs of the controller by the file with the functions of these names, which the first who asks imports: few playbooks need all.
 FILES = {
-    "run_watch": "watch",
-    "run_files": "run_files",
-    **dict.fromkeys(["run_models", "choose_model", "chat"], "chat"),
-    **dict.fromkeys(["start_session", "restart_keeper", "take_back", "judge_stop", "stop_run"], "launch"),
-    **dict.fromkeys(
-        ["start_responder", "peer_check", "start_all_reduce", "measure_step", "keep_measured"], "preflight"
-    ),
-    **dict.fromkeys(["check_trainer", "trainer_files", "trainer_venv", "trainer_wheels"], "trainer"),
+    "_agent.verbs": ("host_info", "judge_reset", "purge", "root_access"),
+    "_agent.watch": ("run_watch", "judge_watch"),
+    "_agent.collect": ("run_files", "report"),
+    "_agent.chat": ("run_models", "choose_model", "chat"),
+    "_agent.launch": ("run_info", "judge_launch", "start_session", "take_back", "judge_stop", "stop_run"),
+    "_agent.members": ("leave", "join"),
+    "_agent.preflight": ("start_responder", "peer_check", "start_all_reduce", "measure_step", "keep_measured"),
+    "_agent.trainer": ("check_trainer", "trainer_files", "trainer_venv", "trainer_wheels"),
+    "_judgements.plan": ("read_settings", "read_questions", "make_plan"),
+    "_judgements.preflight": ("judge_links", "judge_preflight"),
+    "_judgements.doctor": ("deployed_plan", "doctor_info", "judge_verdict"),
 }
+FILE_OF = {verb: file for file, found in FILES.items() for verb in found}
 read_sources()
 
 
-def answer(call: Call, verb: str) -> Answer:
+def answer(call: Call, verb: str, params: Mapping[str, Any]) -> Answer:
     """The answer to a verb, whoever gives it."""
     found = on_controller(verb)
     if found:
-        return found(call)
+        try:
+            return found(call, **params)
+        except PlanError as error:
+            return {"failed": True, "msg": str(error), "problems": error.findings}
     if verb not in HOST_VERBS:
         raise AnsibleActionFail(f"{verb} is no verb")
-    return call.ask(verb, **call.params)
+    return call.ask(verb, **params)
 
 
-@functools.cache
-def on_controller(verb: str) -> Callable[[Call], Answer] | None:
-    """The controller's side of a verb; it is imported by the first who asks, since few playbooks need all."""
-    if verb in JUDGEMENTS:
-        file = importlib.import_module(f".._judgements.{JUDGEMENTS[verb]}", __package__)
-        return functools.partial(judged, judge=getattr(file, verb))
-    if verb in FILES:
-        found: Callable[[Call], Answer] = getattr(importlib.import_module(f".{FILES[verb]}", __package__), verb)
-        return found
-    return {
-        "host_info": host_info,
-        "run_info": run_info,
-        "purge": purge,
-        "root_access": root_access,
-        "report": report,
-    }.get(verb)
+def on_controller(verb: str) -> Callable[..., Answer] | None:
+    """The controller's side of a verb; None if it has none."""
+    if verb not in FILE_OF:
+        return None
+    found: Callable[..., Answer] = getattr(importlib.import_module(f"..{FILE_OF[verb]}", __package__), verb)
+    return found
 
 
-def judged(call: Call, judge: Callable[..., Answer]) -> Answer:
-    """A judgement, which contacts no host."""
-    from ...module_utils._contract.findings import PlanError
-
-    try:
-        return judge(call, **call.params)
-    except PlanError as error:
-        return {"failed": True, "msg": str(error), "problems": error.findings}
-
-
-def host_info(call: Call) -> Answer:
+def host_info(call: Call, asked: Mapping[str, Any]) -> Answer:
     """The facts of a host that are asked for."""
     from ...module_utils._contract.probe import Probe
 
-    return decoded(call.ask("host_info", **call.params["asked"]), {"probe": Probe}, call.host)
+    return decoded(call.ask("host_info", **asked), {"probe": Probe}, call.host)
 
 
-def run_info(call: Call) -> Answer:
-    """The state of a host's share of a run; see the verb on the host."""
-    from ...module_utils._run.state import RunState
+def judge_reset(call: Call) -> Answer:
+    """Whether the options of a reset say what to delete; which run is the newest may differ between hosts, so none is guessed."""
+    known = call.variables
+    asked = known.get("ddp_purge") or ""
+    everything = "everything that jobs keep below the base folder"
+    how = f"-e ddp_purge=run -e ddp_run=NAME (or -e ddp_purge=all for {everything})"
+    why = ""
+    if asked not in ("", "run", "all"):
+        why = f'ddp_purge is "{asked}"; it must be run (the run\'s folder goes too) or all ({everything})'
+    elif "purge" in known:
+        why = f"There is no variable purge; what reset removes is said by ddp_purge: {how}"
+    elif asked == "run" and not known.get("ddp_run"):
+        why = f"ddp_purge=run removes the folder of a run, so its name has to be said: {how}"
+    return {"failed": True, "msg": f"{why}."} if why else {}
 
-    return decoded(call.ask("run_info", **call.located), {"run": RunState}, call.host)
 
-
-def purge(call: Call) -> Answer:
+def purge(call: Call, **params: Any) -> Answer:
     """Remove what the run or all jobs keep on a host; see the verb on the host."""
-    return call.ask("purge", **{**call.located, "run": call.located["run"] or ""})
+    located = call.located(params)
+    return call.ask("purge", **{**located, "run": located["run"] or ""})
 
 
 def root_access(call: Call) -> Answer:
@@ -120,21 +109,3 @@ def root_access(call: Call) -> Answer:
     refused = lines[-1] if lines else "no reason was given"
     show = f"{call.host} goes on without root: the password that was given does not work there ({refused})."
     return {"rights": "none", "refused": refused, "show": show}
-
-
-def report(call: Call) -> Answer:
-    """Write the page about the first of the collected runs to dest, compared with the others; page: the folder of its parts."""
-    from ...module_utils._preflight.predict import comparison_text
-    from ...module_utils._run.collected import ReportError
-    from ...module_utils._run.report import make_report
-
-    runs, page, dest = (call.params[name] for name in ("runs", "page", "dest"))
-    try:
-        data = make_report(runs, page, comparison_text).encode("utf-8")
-        changed = read_bytes(dest) != data
-        if changed and not call.check:
-            os.makedirs(os.path.dirname(dest) or ".", exist_ok=True)
-            write_whole(dest, data)
-    except (ReportError, OSError) as error:
-        return {"failed": True, "msg": f"The report {dest} could not be made. {error}"}
-    return {"changed": changed, "dest": dest, "bytes": len(data)}

@@ -19,11 +19,13 @@ from ansible import constants
 from ansible.errors import AnsibleConnectionFailure
 from ansible.utils.display import Display
 
+from ...filter.values import closing_table, of_hosts
 from ...module_utils._kit.files import read_object, write_json
 from ...module_utils._kit.printable import printable
-from ...module_utils._run.health import UNSEEN, Seen, StallLimits, without_cpu
-from ...module_utils._run.state import ENDED, RunState
-from ...module_utils._run.watching import WatchVerdict, intervals, judge
+from ...module_utils._preflight.predict import Outlook
+from ...module_utils._run.health import STALLED, UNSEEN, Seen, StallLimits, without_cpu
+from ...module_utils._run.state import AWAY, CRASHED, ENDED, FINISHED, STOPPED, RunState
+from ...module_utils._run.watching import ORPHANED, STARTED, WatchVerdict, intervals, judge
 from .. import _configuration
 from .._display.progress import is_due, run_line
 from .carrier import Call, decoded, drop_connection
@@ -33,6 +35,9 @@ display = Display()
 RETRY_SECONDS = 5.0
 ANSWER_SECONDS = 25
 LOOK_SECONDS = 40.0  # the longest wait for news, plus time to connect
+# Outcomes that need no action; AWAY: the others trained without this host (ddp_min_hosts).
+WELL = (FINISHED, STOPPED, STARTED, AWAY)
+TROUBLE = {CRASHED, STALLED, ORPHANED}
 
 
 class WatchEntry(TypedDict, total=False):
@@ -84,14 +89,13 @@ class Ledger:
         return self.folder / (host.encode().hex() + ".json")
 
 
-def run_watch(call: Call) -> dict[str, Any]:
+def run_watch(call: Call, **options: Any) -> dict[str, Any]:
     """Poll a host's share of a run once, for an until loop, and decide whether watching it is over.
 
-    nodes: all hosts of the run, each with host, run_dir and rank. first_step: watching ends with it. stall_minimum: seconds without
-    progress or CPU use after which a run may count as stalled; timeout: those for the start, and for a step of a rank that uses CPU;
-    lost_after: those after which a silent host is given up.
+    plan: the run's; is_ours: whether this play started it. first_step: watching ends with it. stall_minimum: seconds without progress
+    or CPU use after which a run may count as stalled; lost_after: those after which a silent host is given up.
     """
-    watch = Watch(call)
+    watch = Watch(call, options)
     seen = watch.poll_and_judge()
     # Under a display that would call each attempt FAILED there is one attempt, with a line now and then.
     while not seen["over"] and not _configuration.shows_progress() and not abandoned():
@@ -103,14 +107,14 @@ def run_watch(call: Call) -> dict[str, Any]:
 class Watch:
     """One process polls one host, and knows of the others what their processes leave in the ledger."""
 
-    def __init__(self, call: Call, ledger: Ledger | None = None) -> None:
-        self.call, self.options, self.host = call, call.params, call.host
+    def __init__(self, call: Call, options: Mapping[str, Any], ledger: Ledger | None = None) -> None:
+        self.call, self.options, self.host = call, options, call.host
         self.ledger = ledger or Ledger(Path(constants.DEFAULT_LOCAL_TMP) / f"run-watch-{call.action._task._uuid}")
         self.told = ("", 0.0)  # the last line about the run, and when it was printed
 
     def tell(self) -> None:
         """Print the run's progress, from the process of the first host that is not over."""
-        now, hosts = time.monotonic(), [node["host"] for node in self.options["nodes"]]
+        now, hosts = time.monotonic(), [node["host"] for node in self.options["plan"]["nodes"]]
         if self.host == next((host for host in hosts if not self.ledger.read(host).get("over")), ""):
             entries = {host: self.ledger.read(host) for host in hosts}
             line = run_line([seen_by(host, entry, now) for host, entry in entries.items() if entry])
@@ -148,15 +152,16 @@ class Watch:
     def judge(self) -> WatchVerdict | None:
         """Judge with the results of the other hosts' loops."""
         now, options = time.monotonic(), self.options
-        hosts = {node["host"] for node in options["nodes"]} | {self.host}
+        hosts = {node["host"] for node in options["plan"]["nodes"]} | {self.host}
         seen = {name: seen_by(name, self.ledger.read(name), now) for name in hosts}
-        limits = StallLimits(minimum=float(options["stall_minimum"]), timeout=float(options["timeout"]))
+        limits = StallLimits(minimum=float(options["stall_minimum"]), timeout=float(options["plan"]["timeout_seconds"]))
         return judge(self.host, seen, limits, options["first_step"], float(options["lost_after"]))
 
     def poll(self, entry: WatchEntry) -> dict[str, Any] | None:
         """Update the entry from the host; returns a failed result if polling is impossible."""
         known = entry.get("run")
-        node = next(one for one in self.options["nodes"] if one["host"] == self.host)
+        plan = self.options["plan"]
+        node = next(one for one in plan["nodes"] if one["host"] == self.host)
         arguments = {"run_dir": node["run_dir"], "rank": node.get("rank"), "lines": 5}
         if known:
             pause = intervals(time.monotonic() - entry["begun"], self.options["first_step"])
@@ -170,6 +175,12 @@ class Watch:
         if seen.get("failed"):
             return seen
         now, run = time.monotonic(), cast(RunState, seen["run"])
+        if self.options["is_ours"] and run["plan_digest"] not in (None, plan["digest"]):
+            # If two train.yml start at once, the later one's run wins; the earlier play must not report it as its own.
+            other = f"goes by another plan now ({run['plan_digest']}; this play's is {plan['digest']})"
+            again = "Play one at a time: train.yml with the settings that you want starts it again"
+            why = f"{self.host}: the run {plan['run']} {other}: another train.yml started it meanwhile. {again}."
+            return {"failed": True, "msg": why}
         entry.update({"run": run, "seen": now})
         entry.pop("silent_since", None)
         if without_cpu(run) == 0:
@@ -189,6 +200,18 @@ class Watch:
             drop_connection(self.call.action)
             time.sleep(RETRY_SECONDS)
             return None
+
+
+def judge_watch(call: Call, prediction: Outlook) -> dict[str, Any]:
+    """The hosts' verdicts after a watch, whether all is well, whether the doctor should look at it, and the closing table."""
+    seen = of_hosts(call.variables["ansible_play_hosts"], call.variables["hostvars"], "__watch_seen")
+    verdicts = {host: one["verdict"] for host, one in seen.items()}
+    return {
+        "verdicts": verdicts,
+        "well": set(verdicts.values()) <= set(WELL),
+        "trouble": not TROUBLE.isdisjoint(verdicts.values()),
+        "lines": closing_table(seen, prediction).splitlines(),
+    }
 
 
 @contextlib.contextmanager

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError
@@ -17,22 +19,23 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.utils.display import Display
 
 from ...module_utils._contract.findings import Finding, PlanError, finding
-from ...module_utils._contract.plan import Given, Here
-from ...module_utils._contract.settings import is_unset
-from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, rows
+from ...module_utils._contract.plan import ConversationFacts, Given, Here
+from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS
 from ...module_utils._kit.printable import printable
 from ...module_utils._plan import budget, planner
 from ...module_utils._plan.questions import controller_questions, controller_settings, questions, read
 from ...module_utils._plan.text import by_hand, render
 from ...module_utils._plan.trainings import so_far
 from ...module_utils._probe.sources import look
+from ...module_utils._rules import messages
 from .. import _configuration
-from .. import _conversations as conversations
 from .._agent.carrier import Call
 from .._display.texts import finding_text
-from .evidence import keep
+from .kept import keep
 
 display = Display()
+# Default conversations for fine-tuning.
+DEMO = Path(__file__).resolve().parents[3] / "trainer" / "data" / "conversations.jsonl"
 
 
 def read_settings(call: Call, hosts: Sequence[str]) -> dict[str, object]:
@@ -46,7 +49,6 @@ def read_questions(call: Call, hosts: Sequence[str], tolerant: bool = False) -> 
     refuse_limit(call, hosts, tolerant)
     refuse_root(call)
     tell_what_is_lacking(len(given))
-    tell_of_full_list(given)
     return {"questions": questions(given)}
 
 
@@ -102,10 +104,28 @@ def seen_on_the_controller(hosts: list[Given], tolerant: bool) -> Here:
     # A repository may answer slowly, and neither looking at a run nor stopping it needs one.
     here = look({**asked, "git": None} if tolerant else asked, os.environ)
     if asked["conversations"] is not None:
-        here["conversations"] = conversations.facts(asked["conversations"], os.environ)
+        here["conversations"] = conversation_facts(asked["conversations"], os.environ)
     if asked["held_out"] is not None:
-        here["held_out"] = conversations.facts(asked["held_out"], os.environ)
+        here["held_out"] = conversation_facts(asked["held_out"], os.environ)
     return here
+
+
+def conversation_facts(named: str, environment: Mapping[str, str]) -> ConversationFacts:
+    """The file's path, content and errors: {path, sha256, count, problems}."""
+    # The role collect resolves relative paths the same way.
+    path = Path(environment.get("PWD", ""), os.path.expanduser(named)) if named else DEMO
+    try:
+        found, wrong = messages.scan(path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        problem = f"{path} cannot be read on the controller: {error.strerror or error}"
+        return {"path": str(path), "sha256": None, "count": 0, "problems": [problem]}
+    return {
+        "path": str(path),
+        "sha256": digest,
+        "count": len(found),
+        "problems": [messages.summary(wrong)] if wrong else [],
+    }
 
 
 def print_plan(how: str, document: Mapping[str, Any], text: str, findings: list[Finding]) -> None:
@@ -124,20 +144,6 @@ def tell_what_is_lacking(hosts: int) -> None:
     said = _configuration.lacking(hosts)
     if said:
         display.display(said, stderr=True)
-
-
-def tell_of_full_list(hosts: list[Given]) -> None:
-    """Printed if the inventory still has the list of settings that earlier versions shipped with values, since hosts.yml loses to it."""
-    given = hosts[0]["settings"] if hosts else {}
-    repeated = [
-        name for name in rows() if name in given and (is_unset(given[name]) or given[name] == rows()[name].default)
-    ]
-    if len(repeated) > len(rows()) / 2:
-        display.display(
-            f"The inventory repeats the defaults of {len(repeated)} settings, as the group_vars/trainers.yml of earlier versions did: "
-            "whatever stands there wins over `vars:` in hosts.yml. Keep in it what you changed, and delete the rest.",
-            stderr=True,
-        )
 
 
 def refuse_limit(call: Call, hosts: Sequence[str], tolerant: bool) -> None:

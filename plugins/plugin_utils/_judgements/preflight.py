@@ -27,7 +27,7 @@ from ...module_utils._preflight.predict import Outlook, advice, outlook, predict
 from .._agent.carrier import Call
 from .._configuration import display_is_ours
 from .._display.texts import finding_text
-from .evidence import keep
+from .kept import keep
 
 display = Display()
 

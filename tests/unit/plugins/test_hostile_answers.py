@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
-from ansible_collections.nanochat.ddp.plugins.filter.values import FilterModule
+from ansible_collections.nanochat.ddp.plugins.filter.values import closing_table, status_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
@@ -30,7 +30,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Se
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, phases_text, regrouped
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import judge
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import carrier
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import preflight
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import doctor, preflight
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan import plan_probes
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper, run_of
@@ -116,9 +116,8 @@ PREDICTED = {"tokens_per_second": 500.0, "wait_seconds": {"good": 0.1}, "bytes_s
 
 def shown(results: dict[str, Any]) -> str:
     """The screens and documents about a run, made of these results."""
-    filters = FilterModule().filters()
-    texts = [filters["status_table"](results), filters["closing_table"](results, PREDICTED)]
-    json.loads(filters["status_table"](results, True), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    texts = [status_table(results), closing_table(results, PREDICTED)]
+    json.loads(status_table(results, True), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     answered = {host: result["run"] for host, result in results.items() if result.get("run")}
     seen = {host: Seen(host, run, age=100.0, looked=3.0, silent=30.0) for host, run in answered.items()}
     rows = list(seen.values())
@@ -250,11 +249,12 @@ def test_whatever_plan_a_host_sends_back_the_doctor_goes_by_one_that_can_be():
     ports = {"data_ports": {"low": 32768, "high": 60999}, "timeout_seconds": 300, "master": MASTER, "run": "d4"}
     deployed = {"nodes": [{**node, "nic": "eth0", "peers": ["10.0.0.9"]} for node in NODES], **ports}
     evidence = {node["host"]: {"evidence": evidence_of(run)} for node, run in zip(NODES, (GOOD, RUNS[0]), strict=True)}
-    believed_plans = FilterModule().filters()["believed_plans"]
+    call: Any = SimpleNamespace(variables={"groups": {"all": ["good", "evil"]}}, which_run=lambda: {"run": None})
     believed = 0
     for plan in cases(deployed):
         results = {"evil": {"run": GOOD, "plan": json.loads(json.dumps(plan))}}
-        for one in believed_plans(results, ["good", "evil"]):
+        one = doctor.deployed_plan(call, results).get("plan")
+        if one:
             believed += 1
             assert re.fullmatch(r"[\w.-]+", one["run"]) and one["data_ports"]["high"] > 1023
             diagnose(one, evidence)
@@ -270,11 +270,11 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
     hostvars: dict[str, Any] = {host["name"]: {"ddp_probe": host["probe"]} for host in known}
     for told in cases(honest):
         for name, one in zip(hostvars, (honest, told), strict=True):
-            task = {"plan": plan, "rates": True, "hostvars": hostvars, "host": name}
+            task = {"plan": plan, "hostvars": hostvars, "host": name}
             answering = {"responder": one.get("responder"), "is_held": False, "error": ""}
             hostvars[name]["__preflight_answering"] = answer_of("start_responder", answering, **task)
             hostvars[name].update(
-                ddp_links=answer_of("peer_check", {"links": [one.get("link")]}, **task),
+                ddp_links=answer_of("peer_check", {"links": [one.get("link")]}, rates=True, **task),
                 __preflight_gloo={"stdout": json.dumps(one.get("gloo")), "rc": 0},
                 __preflight_step=step,
             )

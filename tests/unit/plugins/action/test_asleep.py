@@ -73,11 +73,12 @@ def made(arguments: dict[str, Any], execute: Any) -> Any:
 @pytest.fixture
 def watch(machine, monkeypatch, tmp_path):
     """`watch(host, execute)`: one poll of a host and its verdict."""
-    options = {"nodes": NODES, "timeout": 300.0, "first_step": False, "stall_minimum": 45.0, "lost_after": 600.0}
+    plan = {"nodes": NODES, "timeout_seconds": 300.0}
+    options = {"plan": plan, "is_ours": False, "first_step": False, "stall_minimum": 45.0, "lost_after": 600.0}
 
     def poll(host: str, execute: Any) -> dict[str, Any]:
-        call = Call(made({}, execute), options, {"inventory_hostname": host})
-        return watching.Watch(call, watching.Ledger(tmp_path / "watch")).poll_and_judge()
+        call = Call(made({}, execute), {"inventory_hostname": host})
+        return watching.Watch(call, options, watching.Ledger(tmp_path / "watch")).poll_and_judge()
 
     return poll
 
@@ -121,7 +122,10 @@ def test_an_hour_of_silence_while_it_is_awake_is_the_hosts(machine, watch):
 VERBS = [
     ({"verb": "run_info", "run_dir": "/runs/d4"}, training(3)),
     ({"verb": "run_folder", "path": "/runs/d4", "plan": {}}, {"changed": True}),
-    ({"verb": "run_files", "run_dir": "/runs/d4", "dest": "DEST"}, {"run": "d4", "pieces": [], "whole": []}),
+    (
+        {"verb": "run_files", "run_dir": "/runs/d4", "dest": "DEST", "found": {"node1": training(3)}},
+        {"run": "d4", "run_dir": "/runs/d4", "files": []},
+    ),
 ]
 
 

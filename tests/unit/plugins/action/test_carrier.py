@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -82,28 +83,30 @@ def test_a_hosts_answer_gives_ansible_no_orders(key):
     assert answer_in(["a motto", MARK + told]) == {"changed": False, "state": "running"}
 
 
+THIS = {"ansible_python_interpreter": sys.executable}
+
+
 class Host:
-    """An action whose host has no pipe, so that the module runs the program in a Python of this machine."""
+    """An action whose host is this machine."""
 
     def __init__(self, told: str = "") -> None:
         self.told = told
-        self._connection = SimpleNamespace(has_pipelining=False)
+        self._connection = SimpleNamespace(has_pipelining=True, ansible_name="jail")
+        self._templar = ACTION._templar
         self._task = SimpleNamespace(
             check_mode=False, delegate_to=None, environment=[{"HOME": "/srv"}, {"LC_ALL": "C"}]
         )
 
-    def _execute_module(self, name: str, module_args: dict[str, str], task_vars: dict[str, str]) -> dict[str, Any]:
-        assert name == "nanochat.ddp.agent_program"
-        argv = [sys.executable, "-I", "-S", "-"]
-        done = subprocess.run(argv, input=module_args["program"], capture_output=True, text=True, check=False)
-        return {"stdout": self.told + done.stdout, "stderr": done.stderr, "invocation": {}}
+    def _low_level_execute_command(self, command: str, in_data: bytes) -> dict[str, Any]:
+        done = subprocess.run(["/bin/sh", "-c", command], input=in_data, capture_output=True, check=False)
+        return {"rc": done.returncode, "stdout": self.told + done.stdout.decode(), "stderr": done.stderr.decode()}
 
 
 @pytest.mark.parametrize("told", ["", "a motto\n", MARK + "{ torn\n"])
-def test_without_a_pipe_the_module_runs_the_program(told):
+def test_a_verb_is_answered_whatever_else_is_printed(told):
     """Also with the environment of the task, by which the host expands paths."""
     host: Any = Host(told)
-    answer = Call(host, {}, {"inventory_hostname": "laptop"}).ask("run_info", base_dir="~/none", run="d4")
+    answer = Call(host, THIS).ask("run_info", base_dir="~/none", run="d4")
     assert answer["run"]["run_dir"] == "/srv/none/runs/d4" and answer["run"]["state"] == "absent"
 
 
@@ -113,15 +116,25 @@ def test_without_a_pipe_the_module_runs_the_program(told):
 )  # fmt: skip
 def test_a_verb_that_refuses_or_fails_does_so_in_a_sentence(params, said):
     host: Any = Host()
-    told = Call(host, {}, {}).ask("run_info", **params)
+    told = Call(host, THIS).ask("run_info", **params)
     assert told["failed"] and said in told["msg"] and "\n" not in told["msg"]
 
 
-def test_a_python_that_gives_no_answer_is_told_of():
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        ("/bin/false", "its Python ended without an answer: it says nothing"),
+        ("/bin/cat", "its Python ended without an answer: .*"),
+        ("/nosuch", "the interpreter /nosuch was not found: .*"),
+    ],
+)
+def test_a_host_without_an_answer_is_told_of(python, said):
     host: Any = Host()
-    host._execute_module = lambda *dummy, **more: {"stdout": "", "stderr": "x\nSyntaxError: invalid syntax\n"}
-    assert (
-        Call(host, {}, {}).ask("run_info")["msg"] == "its Python ended without an answer: SyntaxError: invalid syntax"
-    )
-    host._execute_module = lambda *dummy, **more: {"failed": True, "msg": "no Python", "invocation": {}}
-    assert Call(host, {}, {}).ask("run_info") == {"failed": True, "msg": "no Python"}
+    told = Call(host, {"ansible_python_interpreter": python}).ask("run_info")
+    assert told["failed"] and re.fullmatch(said, told["msg"])
+
+
+def test_a_connection_without_a_pipe_is_refused():
+    host: Any = Host()
+    host._connection.has_pipelining = False
+    assert Call(host, THIS).ask("run_info")["msg"] == "the connection jail takes no program; use ssh"

@@ -34,7 +34,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, connection: str, **options: Any) -> di
     made = connection_loader.get(connection, context, os.devnull)
     made.set_options(direct={**SSH, **options} if connection == "ssh" else None)
     action: Any = SimpleNamespace(_connection=made, _play_context=context, _task=SimpleNamespace(check_mode=False))
-    return chat.chat(Call(action, {"model": MODEL, "prompt": "", "flags": {"seed": 3, "step": ""}}, {}))
+    return chat.chat(Call(action, {}), model=MODEL, prompt="", flags={"seed": 3, "step": ""})
 
 
 def test_over_ssh_with_the_connections_own_options(monkeypatch):
@@ -109,14 +109,14 @@ PLAIN: Any = SimpleNamespace(
 )
 def test_chat_looks_at_the_named_run_and_its_fine_tuning(monkeypatch, asked, stage, looked):
     monkeypatch.setattr(Call, "ask", lambda self, verb, run, **more: {"failed": True, "run": run})
-    told = chat.run_models(Call(PLAIN, {"run": asked, "stage": stage}, {"inventory_hostname": "a"}))
+    told = chat.run_models(Call(PLAIN, {"inventory_hostname": "a"}), asked, stage)
     assert [one["run"] for one in told["models"]] == looked
 
 
 def test_without_a_checkpoint_or_its_plan_it_is_told_what_to_do():
-    call = Call(PLAIN, {}, {"ddp_run": "d4"})
+    call = Call(PLAIN, {"ddp_run": "d4"})
     with pytest.raises(AnsibleActionFail, match="No host has a checkpoint to talk to in the run d4; train one"):
-        chat.choose_model(call._replace(params={"found": {"a": {"models": [{"run": EMPTY}]}, "b": None}}))
+        chat.choose_model(call, {"a": {"models": [{"run": EMPTY}]}, "b": None})
     run = {**EMPTY, "run": "d4", "saved": 10, "run_dir": "/x/runs/d4"}
     with pytest.raises(AnsibleActionFail, match=r"a: /x/runs/d4/plan\.json is missing or damaged"):
-        chat.choose_model(call._replace(params={"found": {"a": {"models": [{"run": run, "plan": {}}]}}}))
+        chat.choose_model(call, {"a": {"models": [{"run": run, "plan": {}}]}})

@@ -96,10 +96,7 @@ class Host:
         return self.answer
 
     def __call__(self, verb: Callable[..., Any], **params: Any) -> Any:
-        call = SimpleNamespace(
-            params={"plan": self.plan, **params}, variables=self.variables, host="desktop", ask=self.ask
-        )
-        return verb(call)
+        return verb(SimpleNamespace(variables=self.variables, host="desktop", ask=self.ask), plan=self.plan, **params)
 
 
 def test_a_host_answers_on_the_ports_of_its_part_of_the_plan():

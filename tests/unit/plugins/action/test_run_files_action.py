@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,22 +15,26 @@ from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import MARK
 
+FOUND = {"node1": {"run": {"run": "d4"}}}
+LOG = "log/rank0.log"
+MODEL = "base_checkpoints/d4/model_%06d.pt"
 
-def piece(path: Any, content: bytes = b"x", **more: Any) -> dict[str, Any]:
-    return {**(files.piece("log/rank0.log", content, None, 9999) or {}), "path": path, **more}
+
+def offered(path: Any, size: Any = 4, mtime: Any = 5) -> dict[str, Any]:
+    return {"path": path, "size": size, "mtime": mtime}
 
 
 class Host:
-    """A host that answers what it likes."""
+    """A host that answers what it likes, and sends four bytes of each file."""
 
-    has_pipelining = False
+    has_pipelining = True
 
-    def __init__(self, **answer: Any) -> None:
-        self.answer = {"run": "d4", "run_dir": "/srv/runs/d4", "pieces": [], "whole": [], "more": False, **answer}
+    def __init__(self, *offers: dict[str, Any], **answer: Any) -> None:
+        self.answer = {"run": "d4", "run_dir": "/srv/runs/d4", "files": list(offers), **answer}
         self.fetched: list[str] = []
 
     def fetch_file(self, source: str, target: str) -> None:
-        self.fetched.append(target)
+        self.fetched.append(source)
         Path(target).write_bytes(b"evil")
 
 
@@ -41,14 +44,15 @@ def collect(tmp_path, monkeypatch):
 
     def run(host: Host, check: bool = False, **arguments: Any) -> dict[str, Any]:
         task = SimpleNamespace(
-            args={"verb": "run_files", "dest": str(tmp_path / "runs"), "base_dir": "~/b", **arguments},
+            args={"verb": "run_files", "dest": str(tmp_path / "runs"), "base_dir": "~/b", "found": FOUND, **arguments},
             async_val=0, check_mode=check, diff=False, environment=[], delegate_to=None,
         )  # fmt: skip
         context = SimpleNamespace(check_mode=check, become=False, remote_user="me", diff=False, no_log=False)
         host_shell = SimpleNamespace(tmpdir="unused")
         host._shell = host_shell  # type: ignore[attr-defined]
-        made = ActionModule(task, host, context, None, None, None)
-        monkeypatch.setattr(made, "_execute_module", lambda *dummy, **more: {"stdout": MARK + json.dumps(host.answer)})
+        made = ActionModule(task, host, context, None, SimpleNamespace(template=lambda value: value), None)
+        told = {"stdout": MARK + json.dumps(host.answer)}
+        monkeypatch.setattr(made, "_low_level_execute_command", lambda *dummy, **more: told)
         return made.run(task_vars={"inventory_hostname": "node1"})
 
     return run
@@ -68,18 +72,16 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize("path", OUTSIDE)
-@pytest.mark.parametrize("kind", ["pieces", "whole"])
-def test_a_host_writes_nothing_outside_its_folder(collect, tmp_path, kind, path, check):
-    offered = piece(path) if kind == "pieces" else {"path": path, "size": 4, "mtime": 5}
-    host = Host(**{kind: [offered]})
+def test_a_host_writes_nothing_outside_its_folder(collect, tmp_path, path, check):
+    host = Host(offered(LOG), offered(path))
     told = collect(host, check)
-    assert told["failed"] and "node1" in told["msg"] and "which is not a run file" in told["msg"]
+    assert told["failed"] and "node1" in told["msg"] and "\n" not in told["msg"]
     assert (written(tmp_path), host.fetched) == ([], [])
 
 
 @pytest.mark.parametrize("run_dir", ["/srv\n!touch evil\n/d4", "srv", "/srv/../etc", None, 4, "/srv/\x1b[2J"])
 def test_a_run_folder_that_would_be_another_command_of_sftp_is_refused(collect, tmp_path, run_dir):
-    host = Host(run_dir=run_dir, whole=[{"path": "base_checkpoints/d4/model_000010.pt", "size": 4, "mtime": 5}])
+    host = Host(offered(MODEL % 10), run_dir=run_dir)
     told = collect(host)
     assert told["failed"] and "an absolute path" in told["msg"] and "\n" not in told["msg"]
     assert (written(tmp_path), host.fetched) == ([], [])
@@ -87,7 +89,7 @@ def test_a_run_folder_that_would_be_another_command_of_sftp_is_refused(collect, 
 
 @pytest.mark.parametrize("name", ["../..", "..", "/root", "a/b", ".ssh", 5, ["x"], "x" * 60, "d4\0"])
 def test_the_name_of_a_run_that_a_host_makes_up_is_refused(collect, tmp_path, name):
-    told = collect(Host(run=name, pieces=[piece("log/rank0.log")]))
+    told = collect(Host(offered(LOG), run=name))
     assert told["failed"] and "not a valid run name" in told["msg"]
     assert written(tmp_path) == []
 
@@ -96,66 +98,51 @@ def test_a_link_in_the_folder_leads_nowhere(collect, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "runs" / "d4" / "node1").mkdir(parents=True)
     (tmp_path / "runs" / "d4" / "node1" / "log").symlink_to(tmp_path / "elsewhere")
-    told = collect(Host(pieces=[piece("log/rank0.log")]))
+    told = collect(Host(offered(LOG)))
     assert told["failed"] and "leads out of" in told["msg"]
     assert written(tmp_path) == []
 
 
-def test_what_is_a_file_of_the_run_arrives(collect, tmp_path):
-    checkpoint = "base_checkpoints/d4/model_000005.pt"
-    host = Host(pieces=[piece("log/rank0.log", b"a\n")], whole=[{"path": checkpoint, "size": 4, "mtime": 5}])
-    told = collect(host)
-    assert (told["run"], told["files"]) == ("d4", [checkpoint, "log/rank0.log"])
-    assert written(tmp_path) == [f"runs/d4/node1/{checkpoint}", "runs/d4/node1/log/rank0.log"]
-    assert (tmp_path / "runs/d4/node1/log/rank0.log").read_bytes() == b"a\n"
-    assert (tmp_path / "runs/d4/node1" / checkpoint).stat().st_mtime == 5
-
-
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        {"data": 5},
-        {"data": "%%%"},
-        {"sha256": "0" * 64},
-        {"offset": "x"},
-        {"offset": 10**30},
-        {"data": None},
-        {"sha256": None},
-    ],
-)
-def test_a_spoilt_piece_is_a_sentence(collect, tmp_path, spoilt):
-    told = collect(Host(pieces=[piece("log/rank0.log", **spoilt)]))
-    assert told["failed"] and "log/rank0.log" in told["msg"]
+@pytest.mark.parametrize("stamp", [{"size": "x"}, {"size": None}, {"mtime": 10**30}, {"mtime": -1}, {"mtime": None}])
+def test_a_file_with_a_spoilt_stamp_is_refused(collect, tmp_path, stamp):
+    told = collect(Host(offered(LOG, **stamp)))
+    assert told["failed"] and "node1" in told["msg"]
     assert written(tmp_path) == []
 
 
-def test_a_piece_that_unpacks_without_end_is_cut(collect, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LONGEST_PIECE", 1000)
-    data = b"\0" * 5000
-    told = collect(Host(pieces=[piece("log/rank0.log", data, sha256=hashlib.sha256(data).hexdigest())]))
-    assert told["failed"] and written(tmp_path) == []
+def test_a_file_comes_when_it_is_new_or_has_changed(collect, tmp_path):
+    folder = tmp_path / "runs/d4/node1"
+    for log, comes in (
+        (offered(LOG), [LOG, MODEL % 5]),
+        (offered(LOG), []),
+        (offered(LOG, 4, 6), [LOG]),
+        (offered(LOG, 9, 6), [LOG]),
+    ):
+        host = Host(log, offered(MODEL % 5))
+        assert (collect(host, check=True)["files"], host.fetched) == (sorted(comes), [])
+        assert collect(host) == {"changed": bool(comes), "run": "d4", "folder": str(folder), "files": sorted(comes)}
+        assert host.fetched == [f"/srv/runs/d4/{path}" for path in comes]
+        assert (folder / LOG).read_bytes() == b"evil" and (folder / LOG).stat().st_mtime == log["mtime"]
+    assert written(tmp_path) == [f"runs/d4/node1/{path}" for path in sorted([LOG, MODEL % 5])]
 
 
-def test_a_model_of_a_training_that_was_begun_anew_is_brought_once_and_is_the_newest(collect, tmp_path):
+def test_a_checkpoint_that_comes_torn_is_refused(collect, tmp_path):
+    told = collect(Host(offered(MODEL % 5, 9)))
+    assert told["failed"] and "came with 4 of 9 bytes" in told["msg"] and written(tmp_path) == []
+
+
+def test_a_model_of_a_training_that_was_begun_again_is_brought_once_and_is_the_newest(collect, tmp_path):
     """The host has set aside what had come further; the copies of that are set aside here, too."""
     place = tmp_path / "runs/d4/node1/base_checkpoints/d4"
     place.mkdir(parents=True)
     for name in ("model_000200.pt", "meta_000200.json", "model_000010.pt"):
         (place / name).write_bytes(b"old")
-    new = [
-        {"path": f"base_checkpoints/d4/{name}", "size": 4, "mtime": 5}
-        for name in ("model_000050.pt", "meta_000050.json")
-    ]
-    assert collect(Host(whole=new))["changed"]
-    assert files.newest_checkpoint(str(place.parents[1])) == [part["path"] for part in new]
+    new = [MODEL % 50, "base_checkpoints/d4/meta_000050.json"]
+    assert collect(Host(*map(offered, new)))["changed"]
+    assert files.newest_checkpoint(str(place.parents[1])) == new
     assert written(place) == ["meta_000050.json", "model_000010.pt", "model_000050.pt"]
     aside = place.parents[1] / "earlier/1"
     assert written(aside) == ["meta_000200.json", "model_000200.pt"]
-    # What is there is told, so that it does not come again; a second time has a place of its own.
-    assert files.known_copies(str(place.parents[1]))["base_checkpoints/d4/model_000050.pt"] == {
-        "size": 4,
-        "sha256": "",
-        "mtime": 5.0,
-    }
-    assert collect(Host(whole=[{"path": "base_checkpoints/d4/model_000020.pt", "size": 4, "mtime": 5}]))["changed"]
+    # A second time has a place of its own.
+    assert collect(Host(offered(MODEL % 20)))["changed"]
     assert written(aside.parent / "2") == ["meta_000050.json", "model_000050.pt"]

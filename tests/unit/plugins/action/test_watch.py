@@ -30,7 +30,8 @@ def test_the_first_hosts_process_tells_where_the_run_is(tmp_path, monkeypatch):
     action: Any = SimpleNamespace(_task=SimpleNamespace(_uuid="1", delegate_to=None))
     nodes = [{"host": "host1"}, {"host": "host2"}]
     one, another = (
-        Watch(Call(action, {"nodes": nodes}, {"inventory_hostname": node["host"]}), Ledger(tmp_path)) for node in nodes
+        Watch(Call(action, {"inventory_hostname": node["host"]}), {"plan": {"nodes": nodes}}, Ledger(tmp_path))
+        for node in nodes
     )
     now = watch.time.monotonic()
     for host in ("host1", "host2"):

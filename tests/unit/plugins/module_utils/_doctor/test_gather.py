@@ -37,7 +37,6 @@ def test_what_grew_between_two_moments_is_told_by_the_second(files: dict[str, st
     assert told["pressure"] == {"memory": None, "io": 42.5}
     assert told["oom_kills"] == 3
     assert gather.system_facts("/none", before, counted(12.0, throttle=7))["throttled"] is False
-    assert gather.system_facts("/none", before, counted(12.0))["disk_free"] is None
 
 
 def test_counters_are_read_as_the_kernel_writes_them(files: dict[str, str]) -> None:

@@ -166,8 +166,8 @@ def test_field_28_a_run_is_a_plain_name_wherever_it_is_read(call, take, base, na
     told = take("run", name)
     assert told["failed"] and "for example d4-trial" in told["msg"]
     assert left(base) == before
-    for reader, more in ((run_info, {}), (run_files, {"have": {}})):
-        told = call(reader, base_dir=str(base), run=name, **more)
+    for reader in (run_info, run_files):
+        told = call(reader, base_dir=str(base), run=name)
         if name:
             assert told["failed"] and "for example d4-trial" in told["msg"], reader.__name__
 

@@ -12,7 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import line
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import controller_questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
-from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations as conversations
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import plan as judgements
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, planned, refusal
 
 TALKS = {"path": "/talks.jsonl", "sha256": "ab" * 32, "count": 7, "problems": []}
@@ -96,11 +96,13 @@ def test_conversations_are_judged_on_the_controller(tmp_path):
     good = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     path = tmp_path / "talks.jsonl"
     path.write_text(json.dumps(good) + "\n{\n" + json.dumps(good[:1]) + "\n")
-    found = conversations.facts("talks.jsonl", {"PWD": str(tmp_path)})
+    found = judgements.conversation_facts("talks.jsonl", {"PWD": str(tmp_path)})
     told = refused(having_trained("sft"), {"conversations": found})
     assert f"{path}, line 2: it is not JSON" in told and f"{path}, line 3: it has no answer by the assistant" in told
     path.write_text(json.dumps(good) * 2)
-    assert "line 1: it is not JSON" in conversations.facts(str(path), {})["problems"][0]
-    assert "cannot be read on the controller" in conversations.facts(str(tmp_path / "none"), {})["problems"][0]
-    demo = conversations.facts("", {})
+    assert "line 1: it is not JSON" in judgements.conversation_facts(str(path), {})["problems"][0]
+    assert (
+        "cannot be read on the controller" in judgements.conversation_facts(str(tmp_path / "none"), {})["problems"][0]
+    )
+    demo = judgements.conversation_facts("", {})
     assert demo["count"] > 30 and demo["problems"] == []

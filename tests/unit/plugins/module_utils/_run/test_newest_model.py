@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.nanochat.ddp.plugins.filter.values import newest_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import newest_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import newest_checkpoint
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._runs import newest_model
 
 
 def seen(number: int, saved: int | None, rank: int = 0, run: str = "d4", started: float | None = 1.0) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.integration.fake_run import collected
 
 PAGE = str(Path(__file__).resolve().parents[5] / "roles" / "collect" / "files")
+# What the role tells the verb.
+ABOUT: dict[str, Any] = {"found": {}, "brought": {"node1": {"run": "d4"}}, "run": "d4", "page": PAGE, "compare": ""}
 
 
 @pytest.fixture
@@ -228,11 +230,10 @@ def test_the_environment_is_not_in_the_page(run: Path) -> None:
 
 
 def test_predictions_stand_beside_what_was_measured(agent: Any, tmp_path: Path) -> None:
-    run, page = collected(tmp_path), tmp_path / "report.html"
+    run = collected(tmp_path)
     expected = {"tokens_per_second": 5000.0, "bytes_sent": 20_000_000, "wait_seconds": {"node1": 0.1, "node2": 0.2}}
     fake_run.write_json(run / "rehearsal.json", {"run": "d4", "findings": [], "prediction": expected})
-    agent("report", runs=[str(run)], page=PAGE, dest=str(page))
-    said = data_of(page.read_text())["compared"]
+    said = data_of(Path(agent("report", **ABOUT, dest=str(run.parent))["dest"]).read_text())["compared"]
     assert said.startswith("Expected 5000 tok/s, got 4096 (-18%)") and re.search("node2 +200 ms +150 ms", said), said
 
 
@@ -255,11 +256,8 @@ def test_new_shares_and_what_each_host_was_worth_are_in_the_page(tmp_path: Path)
 
 
 def test_it_is_written_once(agent: Any, tmp_path: Path) -> None:
-    run, page = collected(tmp_path), tmp_path / "out" / "report.html"
-    options = {"runs": [str(run)], "page": PAGE, "dest": str(page)}
-    assert agent("report", check=True, **options)["changed"] is True
-    assert not page.exists()
-    first = agent("report", **options)
-    assert (first["changed"], first["bytes"]) == (True, page.stat().st_size)
+    page = collected(tmp_path) / "report.html"
+    options = {**ABOUT, "dest": str(page.parents[1])}
+    assert str(page) in agent("report", check=True, **options)["show"] and not page.exists()
+    assert agent("report", **options)["changed"] is True and page.exists()
     assert agent("report", **options)["changed"] is False
-    assert [path.name for path in page.parent.iterdir()] == ["report.html"]

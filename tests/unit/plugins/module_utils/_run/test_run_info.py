@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""run_info, and what run_files offers."""
+"""run_info, and the files that run_files offers."""
 
 from __future__ import annotations
 
@@ -37,24 +37,19 @@ def test_it_reads_the_run_that_is_asked_for(call: Any, base: Path) -> None:
     assert call(run_info, base_dir=str(base / "nothing"))["run"]["run"] is None
 
 
-FILES = {"log/rank1.log", "metrics-rank1.jsonl", "session.json"}
-NO_FILES = {"run": None, "pieces": [], "whole": [], "more": False}
-
-
-def test_files_are_offered_from_the_run_folder(call: Any, base: Path) -> None:
+def test_what_tells_of_the_run_is_offered_and_nothing_else(call: Any, base: Path) -> None:
     run = base / "runs" / "d4"
     (run / "base_checkpoints" / "d4").mkdir(parents=True)
     (run / "base_checkpoints" / "d4" / "model_000010.pt").write_text("weights")
-    told = call(run_files, base_dir=str(base), have={})
-    assert {part["path"] for part in told["pieces"]} == FILES
-    assert (told["run"], told["run_dir"], told["more"]) == ("d4", str(run), False)
-    # Weights only for whoever asks for them.
-    assert told["whole"] == []
-    (weights,) = call(run_files, base_dir=str(base), have={}, checkpoints=True)["whole"]
-    assert weights["path"] == "base_checkpoints/d4/model_000010.pt"
+    (run / "env").write_text("SECRET=1")
+    files = ["log/rank1.log", "metrics-rank1.jsonl", "session.json"]
+    for more, checkpoint in (({}, []), ({"checkpoints": True}, ["base_checkpoints/d4/model_000010.pt"])):
+        told = call(run_files, base_dir=str(base), **more)
+        assert (told["run"], told["run_dir"]) == ("d4", str(run))
+        assert [one["path"] for one in told["files"]] == [*files, *checkpoint]
 
 
 def test_where_there_is_no_such_run_no_files_are_offered(call: Any, base: Path) -> None:
-    for which in ({"run": "other"}, {"run": None, "base_dir": str(base / "nothing")}):
-        told = call(run_files, **{"base_dir": str(base), "have": {}, **which})
-        assert {key: told[key] for key in NO_FILES} == NO_FILES
+    for which in ({"base_dir": str(base), "run": "other"}, {"base_dir": str(base / "nothing")}):
+        told = call(run_files, **which)
+        assert (told["run"], told["files"]) == (None, [])

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.filter.values import FilterModule
+from ansible_collections.nanochat.ddp.plugins.filter.values import why_no_answer
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Seen
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, regrouped
@@ -74,7 +74,7 @@ def test_field_17_the_slow_one_is_the_one_that_waits_least() -> None:
     ],
 )
 def test_why_a_host_did_not_answer_is_said_in_one_line(result: dict[str, object], why: str) -> None:
-    assert FilterModule().filters()["why_no_answer"](result) == why
+    assert why_no_answer(result) == why
 
 
 def test_the_live_line_goes_by_the_slowest_rank_and_tells_all_shares() -> None:

@@ -1,33 +1,17 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shared by judgements: the evidence of all hosts, and documents that are kept."""
+"""Documents that judgements keep on the controller."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError
 
 from ...module_utils._kit.files import write_whole
-
-
-def evidence_of(hosts: Iterable[str], evidence: Mapping[str, Any], *keys: str) -> dict[str, Mapping[str, Any]]:
-    """The evidence of every host; missing evidence or a missing key is an error, never "nothing found"."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for host in hosts:
-        seen = evidence.get(host)
-        lacking = [key for key in keys if not isinstance(seen, Mapping) or key not in seen]
-        if not isinstance(seen, Mapping) or lacking:
-            what = f" about {', '.join(lacking)}" if lacking else ", not even a failed one,"
-            raise AnsibleError(
-                f"There is no evidence{what} from {host}; run the play again without --limit and --start-at-task."
-            )
-        found[host] = dict(seen)
-    return found
 
 
 def keep(path: str | None, document: Any, what: str, mode: int = 0o644, check: bool = False) -> bool:
