@@ -20,8 +20,7 @@ description:
   - In nftables and iptables the rules go to the head of every chain that filters incoming packets and can drop some, because an accept
     elsewhere would not prevent a drop there. ufw and firewalld get rules of their own kind, firewalld in every zone in use.
   - Chains of other programs (fail2ban, Docker, libvirt, Kubernetes) are left alone; RV(foreign) lists those that may drop packets.
-  - The rules survive a reboot with ufw and firewalld, and with nftables and iptables if the distribution loads a saved rule set at boot;
-    see RV(persistent).
+  - The rules survive a reboot with ufw and firewalld, and with nftables and iptables if a saved rule set is loaded at boot (RV(persistent)).
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 extends_documentation_fragment:

@@ -25,8 +25,7 @@ extends_documentation_fragment:
   - nanochat.ddp.changer
 attributes:
   diff_mode:
-    description: Returns what the session was given and would be given. Of the environment only names and short digests
-      are shown.
+    description: Returns what the session was given and would be given. Of the environment only the names are shown.
     support: full
   idempotent:
     description: With O(state=restarted) each run is a change. With the other states a second run changes nothing.
