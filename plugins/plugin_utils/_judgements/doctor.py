@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...filter.values import of_hosts
 from ...module_utils._contract.decode import believed_plans
 from ...module_utils._contract.plan import Plan
 from ...module_utils._doctor.case import bundle
@@ -48,16 +47,18 @@ def doctor_info(call: Call, plan: Plan) -> dict[str, object]:
     )
 
 
-def judge_verdict(call: Call, plan: Plan, results_dir: str, as_json: bool = False) -> dict[str, object]:
-    """The doctor's single finding with its evidence, as lines for people or JSON; stored below results_dir with all evidence."""
+def judge_verdict(
+    call: Call, plan: Plan, evidence: Mapping[str, Any], results_dir: str, as_json: bool = False
+) -> dict[str, object]:
+    """The doctor's single finding, as lines for people or JSON; evidence: what doctor_info returned by host, stored below results_dir."""
     hosts, known = [node["host"] for node in plan["nodes"]], call.variables["hostvars"]
     gone = {"unreachable": True, "msg": "it is not in this inventory"}
     there = [host for host in hosts if host in call.variables["groups"]["all"]]
-    evidence = {**dict.fromkeys(hosts, gone), **of_hosts(there, known, "__doctor_evidence")}
-    told = diagnose(plan, evidence)
+    seen = {host: evidence.get(host) if host in there else gone for host in hosts}
+    told = diagnose(plan, seen)
     file = f"{results_dir}/{plan['run']}/doctor.json"
     secrets = [known[host].get("ddp_secret_env") or {} for host in there]
-    whole = bundle(plan, evidence, secrets, {"verdict": told["verdict"], "summary": told["evidence"]})
+    whole = bundle(plan, seen, secrets, {"verdict": told["verdict"], "summary": told["evidence"]})
     keep(file, whole, "The evidence", 0o600)
     text = json.dumps(told, indent=4, sort_keys=True) if as_json else printable(text_of(told, file))
     return {**told, "lines": text.splitlines()}

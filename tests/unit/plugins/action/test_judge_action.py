@@ -74,10 +74,8 @@ DONE = {"evidence": {"rank": 0, "run": OVER, "links": {}, "system": MACHINE, "ot
 
 
 def test_a_verdict_is_returned_and_all_of_it_kept_without_secrets(agent, tmp_path):
-    hosts = {host: {"__doctor_evidence": DONE, "ddp_secret_env": {"KEY": "s3cr3t"}} for host in "ab"}
-    told = agent(
-        "judge_verdict", {"hostvars": hosts, "groups": {"all": ["a"]}}, plan=DIAGNOSED, results_dir=str(tmp_path)
-    )
+    known = {"hostvars": {"a": {"ddp_secret_env": {"KEY": "s3cr3t"}}}, "groups": {"all": ["a"]}}
+    told = agent("judge_verdict", known, plan=DIAGNOSED, evidence={"a": DONE, "b": DONE}, results_dir=str(tmp_path))
     path = tmp_path / "d4" / "doctor.json"
     assert told["verdict"]["code"] == "not-running" and told["changed"] is False
     assert "rank 1 (b) cannot be reached: it is not in this inventory" in told["lines"][0]
