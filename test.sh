@@ -123,7 +123,7 @@ core_tests() {
 run_cores() (
     need_trainer_venv
     cd "$COLLECTION"
-    local line version pythons what oldest= newest=none
+    local line version pythons what oldest='' newest=none
     for line in "${CORES[@]}"; do
         # shellcheck disable=SC2086
         if [[ $line != *rc* ]] && (find_version ${line#* }); then newest=${line%% *} && oldest=${oldest:-$newest}; fi
