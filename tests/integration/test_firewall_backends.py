@@ -95,7 +95,7 @@ def test_field_01_the_peer_is_let_in_and_nobody_else(lan, backend):
     assert not reaches(lan, 1)
     assert not reaches(lan, 1, "fd09::")
 
-    planned = lan.module(0, "peer_firewall", _check_mode=True, **OPEN)
+    planned = lan.module(0, "peer_firewall", _ansible_check_mode=True, **OPEN)
     assert planned["changed"]
     assert rules() == before
 
