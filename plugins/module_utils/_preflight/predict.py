@@ -21,6 +21,7 @@ from .._rules.ways import WAYS
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
 MOST_DOUBLINGS = 10  # of the batch
+SLOWED = 1.25  # a step that transfers make this many times as long is slow
 BUSY_LOAD = 2.0  # a processor's load in the last minute, which a run alone does not reach
 
 
@@ -127,13 +128,17 @@ def ways(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> Dict[st
 
 def larger_batch(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], sync: Optional[str]) -> Optional[int]:
     """The tokens per step, a power of two times the job's, with which transfers no longer make a step clearly longer; None if they do
-    not, or do so with any batch."""
-    for times in (2**power for power in range(MOST_DOUBLINGS + 1)):
-        rows, tokens = tuple(times * one for one in job.rows), times * job.total_batch
-        larger = dataclasses.replace(job, rows=rows, total_batch=tokens)
-        if predict(larger, speeds, link, sync).seconds < PAYS * predict(larger, speeds, None, sync).seconds:
-            return tokens if times > 1 else None
-    return None
+    not make one much longer now, or do so with any batch."""
+
+    def slowdown(times: int) -> float:
+        rows = tuple(times * one for one in job.rows)
+        larger = dataclasses.replace(job, rows=rows, total_batch=times * job.total_batch)
+        return predict(larger, speeds, link, sync).seconds / predict(larger, speeds, None, sync).seconds
+
+    if slowdown(1) < SLOWED:
+        return None
+    hidden = (times for times in (2**power for power in range(1, MOST_DOUBLINGS + 1)) if slowdown(times) < PAYS)
+    return (next(hidden, 0) * job.total_batch) or None
 
 
 def advice(plan: Plan, predicted: Outlook) -> list[Finding]:

@@ -144,7 +144,7 @@ def test_field_16_a_link_that_does_not_pay_is_told_with_the_host_to_train_on():
 
 @pytest.mark.parametrize(
     ("mbit", "sync", "batch"),
-    [(9400.0, "exact", None), (940.0, "exact", 8192), (10.0, "int4", 1048576), (0.01, "int4", None)],
+    [(9400.0, "exact", None), (940.0, "exact", None), (10.0, "int4", 1048576), (0.01, "int4", None)],
 )
 def test_the_batch_that_hides_the_transfers_of_a_slow_link_is_named(mbit, sync, batch):
     document, each = plan(sync=sync), speeds(0.5, 0.5)
