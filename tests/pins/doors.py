@@ -444,6 +444,72 @@ def runs(cases: Cases, folder: Path) -> dict[str, Any]:
     return {name: run_of(built[name], told[name]) for name in cases}
 
 
+# -- environment files ----------------------------------------------------------------------------------------------------
+
+_SEEN = """
+import json, os, pathlib, sys
+new = pathlib.Path(sys.argv[1] + ".new")
+new.write_text(json.dumps(dict(os.environ)))
+new.rename(sys.argv[1])
+"""
+
+
+def environment(case: Case, folder: Path) -> dict[str, Any]:
+    """What a process in a session sees of an environment file, and which variables are refused."""
+    file, seen, name = folder / "env", folder / "seen.json", f"pins-{os.getpid()}"
+    # From a file, so that Ansible takes no value for a template.
+    (folder / "case.json").write_text(json.dumps(case), encoding="ascii")
+    told = "lookup('ansible.builtin.file', 'case.json') | from_json"
+    write = {"path": str(file), "env": f"{{{{ ({told}).env }}}}", "secrets": case["secrets"]}
+    session = {
+        "name": name,
+        "state_dir": str(folder),
+        "argv": [sys.executable, "-S", "-c", _SEEN, str(seen)],
+        "env_file": str(file),
+    }
+    value = "{{ {(%s).refused[%d].name: (%s).refused[%d].value} }}"
+    refused = [
+        {"path": f"{folder}/refused", "env": value % (told, n, told, n), **one.get("more", {})}
+        for n, one in enumerate(case["refused"])
+    ]
+    refused += [{"path": f"{folder}/refused", "env": {"TOO_LONG": "x" * 131072}}]
+    tasks: list[dict[str, Any]] = [
+        {"nanochat.ddp.env_file": write, "register": "first"},
+        {"nanochat.ddp.env_file": write, "register": "again"},
+        {"nanochat.ddp.tmux_session": session},
+        {"ansible.builtin.wait_for": {"path": str(seen), "timeout": 60}},
+        {"nanochat.ddp.tmux_session": {"name": name, "state_dir": str(folder), "state": "absent"}},
+        *(
+            {"nanochat.ddp.env_file": one, "register": f"refused_{n}", "ignore_errors": True}
+            for n, one in enumerate(refused)
+        ),
+        {"ansible.builtin.debug": {"msg": ["{{ [first, again] | map(attribute='changed') | to_json }}"]}},
+        *(
+            {"ansible.builtin.debug": {"msg": [f"{{{{ refused_{n}.msg | default('accepted') }}}}"]}}
+            for n in range(len(refused))
+        ),
+    ]
+    known = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    play = {"hosts": "desktop", "gather_facts": False, "vars": known, "tasks": tasks}
+    [texts] = played(folder, [play], ["desktop"])
+    changes, *messages = texts[-1 - len(refused) :]
+    arrived = json.loads(seen.read_text(encoding="ascii"))
+    return {
+        "facts": {
+            "changed": json.loads(changes),
+            "mode": oct(file.stat().st_mode & 0o7777),
+            "arrives": {key: arrived.get(key) == str(value) for key, value in case["env"].items()},
+            "besides": sorted(
+                key
+                for key in arrived
+                if key not in case["env"] and key not in {"TMUX", "TMUX_PANE", "TERM", "SHLVL", "_"}
+            ),
+            "refused": [text != "accepted" for text in messages],
+        },
+        "sentences": steadied(messages, (str(folder), "FOLDER")),
+    }
+
+
 # -- a training -----------------------------------------------------------------------------------------------------------
 
 _CHECKPOINT = """

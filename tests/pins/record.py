@@ -28,6 +28,7 @@ TOPICS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
     "plans": lambda cases, folder: doors.plans(cases),
     "findings": lambda cases, folder: {"all": doors.findings(cases)},
     "runs": doors.runs,
+    "environment": lambda case, folder: {"all": doors.environment(case, folder)},
     "training": lambda case, folder: {"all": doors.training(case, folder, PYTHON)},
 }
 
