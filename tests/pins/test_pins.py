@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ MOST = 40
 
 
 def differences(was: Any, now: Any, share: float, place: str = "") -> Iterator[str]:
-    """Where the two differ; numbers may by this share of them."""
+    """Where the two differ; numbers may by this share of them, and lines by the width of columns, which times in them have a part in."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in {**was, **now}:
             yield from differences(was.get(key, "nothing"), now.get(key, "nothing"), share, f"{place}/{key}")
@@ -27,7 +28,7 @@ def differences(was: Any, now: Any, share: float, place: str = "") -> Iterator[s
     elif isinstance(was, float) and isinstance(now, (int, float)):
         if not math.isclose(was, now, rel_tol=share, abs_tol=1e-6):
             yield f"{place}: was {was}, is {now}"
-    elif was != now:
+    elif re.sub("  +", "  ", str(was)) != re.sub("  +", "  ", str(now)) or type(was) is not type(now):
         yield f"{place}:\n  was {was!r}\n  is  {now!r}"
 
 
