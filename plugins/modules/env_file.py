@@ -99,6 +99,7 @@ from typing import Any, Mapping
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils._kit.env_file import ERRORS, MASK, NEEDED, OPTIONS, env_file
+from ..module_utils._kit.module import ansible_module
 
 
 def hide(module: AnsibleModule, secrets: list[str]) -> None:
@@ -116,7 +117,7 @@ def masked(params: Mapping[str, Any]) -> dict[str, object]:
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec=OPTIONS, required_if=NEEDED, supports_check_mode=True)
+    module = ansible_module(argument_spec=OPTIONS, required_if=NEEDED, supports_check_mode=True)
     hide(module, module.params["secrets"])
     invocation = {"module_args": masked(module.params)}
     try:

@@ -153,16 +153,15 @@ message:
 
 import os
 
-from ansible.module_utils.basic import AnsibleModule
-
 from ..module_utils._firewall.apply import FirewallRequest, apply
 from ..module_utils._firewall.rules import MARK, NAME, FirewallError, address, marker, wanted_rules
 from ..module_utils._kit.bare import tool
+from ..module_utils._kit.module import ansible_module
 from ..module_utils._kit.processes import live_runs
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = ansible_module(
         argument_spec={
             "name": {"type": "str"},
             "peers": {"type": "list", "elements": "str", "default": []},

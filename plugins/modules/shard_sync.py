@@ -231,11 +231,9 @@ extra:
   elements: str
 """
 
-import os
 import platform
 
-from ansible.module_utils.basic import AnsibleModule
-
+from ..module_utils._kit.module import ansible_module
 from ..module_utils._shards.folder import ShardsError
 from ..module_utils._shards.states import STATES, ShardsRequest
 
@@ -280,9 +278,7 @@ REQUIRED_IF = [
 
 
 def main() -> None:
-    # Nobody but this user may write what it makes.
-    os.umask(os.umask(0) | 0o022)
-    module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True, required_if=REQUIRED_IF)
+    module = ansible_module(argument_spec=SPEC, supports_check_mode=True, required_if=REQUIRED_IF)
     given = module.params
     request = ShardsRequest(given["host"] or platform.node(), given["path"], module.check_mode, given)
     try:

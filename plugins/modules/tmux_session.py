@@ -199,17 +199,13 @@ at_boot:
   sample: systemd
 """
 
-import os
 
-from ansible.module_utils.basic import AnsibleModule
-
+from ..module_utils._kit.module import ansible_module
 from ..module_utils._session.wanted import ERRORS, NEEDED, OPTIONS, tmux_session
 
 
 def main() -> None:
-    # Nobody but this user may write what it makes.
-    os.umask(os.umask(0) | 0o022)
-    module = AnsibleModule(argument_spec=OPTIONS, required_if=NEEDED, supports_check_mode=True)
+    module = ansible_module(argument_spec=OPTIONS, required_if=NEEDED, supports_check_mode=True)
     try:
         result = tmux_session(module.check_mode, **module.params)
     except ERRORS as error:
