@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deployment im
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.integration.lan import Lan
 
-# Rules of a host's owner, who lets nobody in.
+# Rules of a host's owner, who lets nobody in; and those of one who lets the peers in, and could drop: only trying tells.
 WALL = """
 table inet owner {
   chain input {
@@ -26,17 +26,7 @@ table inet owner {
   }
 }
 """
-# Lets the peers in, and could drop: only trying tells.
-LETS_IN = """
-table inet owner {
-  chain input {
-    type filter hook input priority filter; policy drop;
-    iif lo accept
-    ct state established,related accept
-    ip saddr 10.9.0.0/24 tcp dport 29500-60999 accept
-  }
-}
-"""
+LETS_IN = WALL.replace("  }\n", "    ip saddr 10.9.0.0/24 tcp dport 29500-60999 accept\n  }\n")
 # A router, or the peer's own rules, would do the same: no rule of the listening host helps.
 NOTHING_LEAVES = """
 table inet owner_out {

@@ -88,9 +88,7 @@ class LocalRank:
         self._stopped = self._looked = 0.0  # how long it was seen stopped, and when it was looked at
         self.order = ""  # the newest, of this start
         self._out_of_time = False  # it was killed after its time was up
-        self.resumed_from: Optional[int] = (
-            None  # the step from which this start resumed; None until the rank has reported it
-        )
+        self.resumed_from: Optional[int] = None  # the step from which this start resumed, once the rank has reported it
         self._code = 0  # the last exit code
         self._unstartable = ""  # why no process could be made at the last start
         self.stuck: Dict[int, processes.Process] = {}  # its unkillable processes
@@ -224,7 +222,7 @@ class LocalRank:
 
     def _end_event(self) -> Document:
         """The last event of this start; a killed rank recorded none, and an earlier start's may be there."""
-        end = self._last("end")
+        (end,) = self._newest("end")
         return end if self._of_this_start(end) else {}
 
     def _of_this_start(self, document: Document) -> bool:
@@ -237,8 +235,7 @@ class LocalRank:
 
     def by_itself(self) -> bool:
         """Whether it failed by its own error or crash, not because another rank or its link was lost."""
-        for kind in ("end", "step", "start"):
-            event = self._last(kind)
+        for event in self._newest("end", "step", "start"):
             if self._of_this_start(event):
                 return event.get("cause") not in LOSSES
         # It ended before it recorded anything: its Python is broken, memory was short, or it crashed while it was loaded.
@@ -246,7 +243,7 @@ class LocalRank:
 
     def failure(self) -> str:
         """How it failed, as far as known."""
-        if self._end_event() or any(self._of_this_start(self._last(kind)) for kind in ("step", "start")):
+        if self._end_event() or any(map(self._of_this_start, self._newest("step", "start"))):
             return str(self._end_event().get("error", ""))
         return self._unstartable or "it ended with code %d before it had begun" % self._code
 
@@ -258,7 +255,7 @@ class LocalRank:
             return 0
         seen = (written.st_size, written.st_mtime_ns)
         if seen != self._counted[0]:
-            last, start = self._last("step"), self._last("start")
+            last, start = self._newest("step", "start")
             self._counted = (seen, number(last, "step") + 1 if "step" in last else 0)
             if self._of_this_start(start):
                 self.resumed_from = number(start, "resumed_from")
@@ -284,7 +281,7 @@ class LocalRank:
             os.replace(path, os.path.join(self.path(place), os.path.basename(path)))
         return place
 
-    def _last(self, kind: str) -> Document:
-        """The newest event of a kind among the last ones."""
-        events = reversed(read_events(self._metrics, TAIL_BYTES))
-        return next((event for event in events if event["kind"] == kind), {})
+    def _newest(self, *kinds: str) -> List[Document]:
+        """The newest event of each kind among the last ones."""
+        newest = {event["kind"]: event for event in read_events(self._metrics, TAIL_BYTES)}
+        return [newest.get(kind, {}) for kind in kinds]

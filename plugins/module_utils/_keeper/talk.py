@@ -167,7 +167,7 @@ class Messenger:
     def fetch(self, peer: KeeperAddress, known: str = "") -> membership.KeeperState:
         """A peer's state, at once if it differs from the known one.
 
-        OSError, ValueError, KeyError, TypeError or NoWord if there is none.
+        OSError, ValueError, KeyError, TypeError or NoState if there is none.
         """
         nonce = secrets.token_hex(16)
         question = {
