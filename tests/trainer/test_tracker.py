@@ -15,6 +15,7 @@ import pytest
 from ranks import wait_until
 
 from nanochat.kit.common import UserError
+from nanochat.record import tracker as tracker_utils
 from nanochat.record.metrics import Metrics
 from nanochat.record.tracker import Point, Tracker, open_tracker
 
@@ -104,6 +105,18 @@ def test_a_server_that_hangs_does_not_hold_up_a_step_and_gets_everything_later(t
     again = Recorder()
     track(again, tmp_path).close("finished")
     assert again.previous == "id-1"
+
+
+def test_a_server_that_never_answers_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker_utils, "MOST_WAITING", 3)
+    recorder = Recorder()
+    recorder.gate.clear()
+    tracker = track(recorder, tmp_path)
+    for step in range(10):
+        tracker.take(made(step))
+    recorder.gate.set()
+    tracker.close("stopped")
+    assert [point.step for point in recorder.points] == [7, 8, 9]
 
 
 def test_none_tracks_nothing_and_a_missing_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ costs one warning and never a training step. A resumed run continues under the s
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib.util
 import json
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple
 from nanochat.kit.common import UserError, first_line
 
 PROJECT = "nanochat"
+MOST_WAITING = 100_000
 SECONDS_BETWEEN_SENDS = 1.0
 SECONDS_AFTER_FAILURE = 15.0
 SECONDS_AT_CLOSE = 30.0
@@ -72,7 +74,8 @@ class Tracker:
     ) -> None:
         self._client, self._name, self._config, self._pause = client, name, config, pause
         self._id_path = folder / "tracker.json"
-        self._waiting: list[Point] = []
+        # Bounded: if a server never answers, the oldest points are dropped instead of filling memory.
+        self._waiting: collections.deque[Point] = collections.deque(maxlen=MOST_WAITING)
         self._closing = threading.Event()
         self._warned = False
         self._status = "finished"
@@ -110,7 +113,10 @@ class Tracker:
                     is_open = True
                 if points := list(self._waiting):
                     client.send(points)
-                    del self._waiting[: len(points)]
+                    for point in points:
+                        # New ones may have arrived meanwhile and pushed out what was just sent.
+                        if self._waiting and self._waiting[0] is point:
+                            self._waiting.popleft()
                 if over:
                     client.close(self._status)
                 pause = self._pause
