@@ -64,7 +64,7 @@ pictures() {
     shot "$ROOT/runs/demo/report.html" "$IMAGES/report-phone-dark.png" 420 1400 --blink-settings=preferredColorScheme=0
     ansible-playbook train.yml -i inventory -e ddp_stage=sft
     talk "ansible-playbook nanochat.ddp.chat -i inventory -e temperature=0" "$ROOT/docs/chat.md"
-    film "$IMAGES/storm.svg" './demo.sh --storm' "ansible-playbook nanochat.ddp.chat -i inventory -e ddp_run=storm -e '{\"prompt\": \"import os\"}'"
+    film "$IMAGES/storm.svg" './demo.sh --storm' "ansible-playbook nanochat.ddp.chat -i inventory -e ddp_run=storm -e '{\"prompt\": \"Once upon a time\"}'"
 }
 
 transcripts() {

@@ -53,7 +53,7 @@ def start_event(
         "rank": rank,
         "world": world,
         "run": run,
-        "model": {"depth": 4, "parameters": {"total": 36_700_200}},
+        "model": {"config": {"n_layer": 4}, "parameters": {"total": 36_700_200}},
         "settings": {"num_iterations": steps, "total_batch_size": 2048},
         "dtype": "float32",
         "dtype_reason": "chosen for the CPU",
