@@ -16,7 +16,7 @@ shot() {
     chromium --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync \
         --user-data-dir="$profile" --hide-scrollbars --screenshot="$2" --window-size="$3,$4" --virtual-time-budget=2000 "${@:5}" "file://$1" 2>/dev/null
     rm -rf "$profile"
-    convert "$2" -colors 128 "$2"
+    convert "$2" +dither -colors 128 "$2"
 }
 
 # talk COMMAND PAGE: asks the model the questions below, and replaces what the page shows of the last talk.
