@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.filter.values import closing_table, status_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
@@ -219,7 +220,7 @@ def test_whatever_a_host_gives_the_doctor_is_evidence_or_a_sentence():
             "good": {"unreachable": True} if silent else good,
             "evil": {"evidence": json.loads(json.dumps(evidence))},
         }
-        told = diagnose(plan, results)
+        told = diagnose(Case.examined(plan, results))
         assert told["verdict"]["host"] in ("good", "evil")
         refused = [line for line in told["evidence"] if "sent an invalid answer" in line]
         assert all(line.startswith("rank 1 (evil): ") and line.isprintable() for line in refused)
@@ -237,7 +238,7 @@ def test_whatever_plan_a_host_sends_back_the_doctor_goes_by_one_that_can_be():
         if one:
             believed += 1
             assert re.fullmatch(r"[\w.-]+", one["run"]) and one["data_ports"]["high"] > 1023
-            diagnose(one, evidence)
+            diagnose(Case.examined(one, evidence))
     assert CASES / 10 < believed < CASES
 
 
