@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.filter.values import closing_table, status_table
+from ansible_collections.nanochat.ddp.plugins.filter.values import status_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
@@ -28,6 +28,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Seen, StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, phases_text, regrouped
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import judge
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.watch import closing_table
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import doctor, preflight
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan import plan_probes
