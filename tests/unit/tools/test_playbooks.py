@@ -50,10 +50,10 @@ def test_field_41_looks_at_hosts_that_may_be_frozen_have_a_limit():
         (path, task)
         for path, task in tasks()
         if path.startswith("roles/doctor/")
-        or path.endswith(("find_run/tasks/main.yml", "launch/tasks/stop.yml", "plan/tasks/probe.yml"))
+        or path.endswith(("find_run/tasks/main.yml", "launch/tasks/stop.yml", "plan/tasks/main.yml"))
     ]
     looks = [(path, task) for path, task in looks if task.get("nanochat.ddp.agent", {}).get("verb") in wanted]
-    assert {path.split("/")[-1] for path, dummy in looks} >= {"main.yml", "stop.yml", "probe.yml"}
+    assert {path.split("/")[-1] for path, dummy in looks} >= {"main.yml", "stop.yml"}
     assert [(path, task["name"]) for path, task in looks if "timeout" not in task] == []
 
 
