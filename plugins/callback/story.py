@@ -136,11 +136,13 @@ class Story(_Named, CallbackBase):
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """The live line shows the task."""
-        if task.action == "nanochat.ddp.agent":
-            # Imported here once, and not by each of the processes that Ansible forks.
-            on_controller(str(task.args.get("verb")))
+        verb = str(task.args.get("verb")) if task.action == "nanochat.ddp.agent" else ""
+        # Imported here once, and not by each of the processes that Ansible forks.
+        on_controller(verb)
         self._steps.enter(task)
-        if self._steps.current is not None and not self._run.rows:
+        if verb == "run_watch":
+            self._run.watch(task)
+        elif self._steps.current is not None:
             self._steps.start_task(task)
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
@@ -150,7 +152,7 @@ class Story(_Named, CallbackBase):
     v2_playbook_on_cleanup_task_start = v2_playbook_on_handler_task_start
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """Count changes; show texts, findings and progress."""
+        """Count changes; show texts and findings."""
         if "terminal" in result.result and result.task.action == "nanochat.ddp.agent":
             self._for_terminal = result.result
         self._warnings(result)
@@ -158,7 +160,6 @@ class Story(_Named, CallbackBase):
         self._steps.worked = True
         if result.task.action in DEBUG:
             self._debug_text(result)
-        self._run.take(result.host.get_name(), seen, final=True)
         self._findings(seen)
         if seen.get("changed"):
             self._changed(result)
@@ -250,10 +251,6 @@ class Story(_Named, CallbackBase):
                 if diff:
                     self._steps.tell(f"{result.host.get_name()}: {task_name(result.task)}", C.COLOR_CHANGED)
                     self._terminal.say(sentence(diff), colored=True)
-
-    def v2_runner_retry(self, result: Any) -> None:
-        """Progress of a watched run."""
-        self._run.take(result.host.get_name(), result.result, final=False)
 
     def v2_playbook_on_no_hosts_matched(self) -> None:
         """A play without hosts would end successfully, and a mistyped host would go unnoticed."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,13 +15,11 @@ from ansible.errors import AnsibleFilterError
 from ..module_utils._contract import validate
 from ..module_utils._contract.document import section
 from ..module_utils._contract.settings import defaults
-from ..module_utils._kit import words
 from ..module_utils._kit.printable import printable
-from ..module_utils._preflight.predict import Outlook, comparison_text
 from ..module_utils._run import table as run_table
-from ..module_utils._run.health import UNSEEN, Seen, without_cpu
 from ..module_utils._run.state import RUNNING
-from ..plugin_utils._runs import one_run
+from ..plugin_utils._display.terminal import width
+from ..plugin_utils._runs import command_on, one_run, seen_of, why_no_answer
 
 NOTHING = object()
 
@@ -94,39 +90,6 @@ def port_of(serving: Any) -> int | None:
         return None
 
 
-def width() -> int:
-    """The terminal's width as the display found it, without its indentation; 0 if there is none."""
-    columns = os.environ.get("NANOCHAT_DDP_COLUMNS", "")
-    return max(0, int(columns) - 2) if columns.isdigit() else 0
-
-
-def why_no_answer(result: Mapping[str, Any]) -> str:
-    """Why a task's result is missing, in one line."""
-    if "timedout" in result:
-        return f"it did not answer within {(result['timedout'] or {}).get('period', 'some')} s; check that it is on and not frozen"
-    return words.plain_reason(str(result.get("msg") or "it did not answer")).splitlines()[0]
-
-
-def seen_of(results: Mapping[str, Any]) -> list[Seen]:
-    """Several hosts as they were seen last, from their results, whatever happened to the task."""
-    found = []
-    for host, result in ((host, result or {}) for host, result in results.items()):
-        run = {**UNSEEN, **(result.get("run") or {})}
-        reachable = not result.get("unreachable") and result.get("reachable", True)
-        more: dict[str, Any] = {name: result.get(name) for name in ("verdict", "sentence", "newest_run")}
-        problem = None if result.get("run") else why_no_answer(result)
-        silent = 0.0 if reachable else math.inf
-        found.append(Seen(str(host), run, silent=silent, without_cpu=without_cpu(run), problem=problem, **more))
-    return found
-
-
-def closing_table(results: Any, prediction: Outlook | None = None) -> str:
-    """The closing table, followed by the prediction compared with the result."""
-    seen = seen_of(results)
-    beside = comparison_text(prediction, {one.host: one.run for one in seen}) if prediction else ""
-    return printable("\n".join([run_table.closing_table(seen, width()), *([beside] if beside else [])]))
-
-
 def status_table(results: Any, as_json: bool = False) -> str:
     """The status screen; the same for programs."""
     if as_json:
@@ -143,20 +106,8 @@ def last_lines(results: Any, hostvars: Mapping[str, Any]) -> str:
         nothing = one.problem or "no log yet: " + (one.run["log"] or "no run was started here")
         said += [f"{one.host:<{wide}} | {line}" for line in one.run["last_lines"] or [nothing]]
         if one.run["state"] == RUNNING:
-            follow.append("  " + by_hand(one.host, hostvars[one.host], ["tail", "-F", one.run["log"]]))
+            follow.append("  " + command_on(one.host, hostvars[one.host], ["tail", "-F", one.run["log"]]))
     return printable("\n".join([*said, *(["To follow them:", *follow] if follow else [])]))
-
-
-def by_hand(host: str, known: Mapping[str, Any], argv: list[str]) -> str:
-    """The command line for a person who runs a program on a host, by the variables with which Ansible reaches it."""
-    if str(known.get("ansible_connection", "ssh")).endswith("local"):
-        return shlex.join(argv)
-    key = known.get("ansible_ssh_private_key_file") or known.get("ansible_private_key_file")
-    port, user = known.get("ansible_port"), known.get("ansible_user")
-    more = [str(known[name]) for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args") if known.get(name)]
-    target = f"{user}@{known.get('ansible_host') or host}" if user else str(known.get("ansible_host") or host)
-    options = [*(["-i", str(key)] if key else []), *(["-p", str(port)] if port else []), *shlex.split(" ".join(more))]
-    return shlex.join(["ssh", *options, target, shlex.join(argv)])
 
 
 class FilterModule:

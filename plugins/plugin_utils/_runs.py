@@ -1,14 +1,38 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which run a command means, and which host has its newest checkpoint, by what run_info returned on each host."""
+"""Results of several hosts: the run that a command means, who has its newest checkpoint, how each was seen, and how to get there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..module_utils._contract.document import number
+from ..module_utils._kit.words import plain_reason
+from ..module_utils._run.health import UNSEEN, Seen, without_cpu
+
+
+def why_no_answer(result: Mapping[str, Any]) -> str:
+    """Why a task's result is missing, in one line."""
+    if "timedout" in result:
+        return f"it did not answer within {(result['timedout'] or {}).get('period', 'some')} s; check that it is on and not frozen"
+    return plain_reason(str(result.get("msg") or "it did not answer")).splitlines()[0]
+
+
+def seen_of(results: Mapping[str, Any]) -> list[Seen]:
+    """Several hosts as they were seen last, from their results, whatever happened to the task."""
+    found = []
+    for host, result in ((host, result or {}) for host, result in results.items()):
+        run = result.get("run") or UNSEEN
+        reachable = not result.get("unreachable") and result.get("reachable", True)
+        more: dict[str, Any] = {name: result.get(name) for name in ("verdict", "sentence", "newest_run")}
+        problem = None if result.get("run") else why_no_answer(result)
+        silent = 0.0 if reachable else math.inf
+        found.append(Seen(str(host), run, silent=silent, without_cpu=without_cpu(run), problem=problem, **more))
+    return found
 
 
 def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -45,3 +69,20 @@ def newest_model(results: Mapping[str, Any]) -> dict[str, str]:
         return {}
     *dummy, host, run = max(having, key=lambda one: one[:4])
     return {"host": host, "run": run["run"], "run_dir": run["run_dir"]}
+
+
+def is_local(known: Mapping[str, Any]) -> bool:
+    """Whether a host with these variables is this machine."""
+    return known.get("ansible_connection") in ("local", "ansible.builtin.local")
+
+
+def command_on(host: str, known: Mapping[str, Any], argv: Sequence[str] = ()) -> str:
+    """The command line for a person who runs a program on a host, or logs in, by the variables with which Ansible reaches it."""
+    if is_local(known):
+        return shlex.join(argv)
+    key = known.get("ansible_ssh_private_key_file") or known.get("ansible_private_key_file")
+    port, user = known.get("ansible_port"), known.get("ansible_user")
+    more = [str(known[name]) for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args") if known.get(name)]
+    target = f"{user}@{known.get('ansible_host') or host}" if user else str(known.get("ansible_host") or host)
+    options = [*(["-i", str(key)] if key else []), *(["-p", str(port)] if port else []), *shlex.split(" ".join(more))]
+    return shlex.join(["ssh", *options, target, *([shlex.join(argv)] if argv else [])])

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for a training process: writes the files of a run folder (docs/architecture.md), at any speed.
+"""Whole runs of the events that tests/pins/run_folders.py makes, and a stand-in for a training process that writes them at any speed.
 
 As a program: `python fake_run.py RUN_DIR --rank 0 --world 2 --steps 10 --seconds 0.5 [--fail-at N]`.
 """
@@ -10,131 +10,75 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import boot_id, start_ticks
+from ansible_collections.nanochat.ddp.tests.pins import run_folders
+
+HOSTS = ("node1", "node2")
 
 
-def step_event(step: int, rank: int, at: float, seconds: float = 0.5, batch: int = 2048) -> dict[str, Any]:
-    """A step as a trainer writes it; the figures follow from the step so that a reader can be checked."""
-    wait = seconds * (0.05 if rank == 0 else 0.30)
-    return {
-        "kind": "step",
-        "time": at,
-        "step": step,
-        "loss": 10.4 * math.exp(-step / 800) + 3 + 0.05 * math.sin(step),
-        "loss_smooth": 10.4 * math.exp(-step / 800) + 3,
-        "seconds": seconds,
-        "tokens_per_second": batch / seconds,
-        "forward_backward_seconds": seconds * 0.6,
-        "wait_seconds": wait,
-        "optimizer_seconds": seconds * 0.08,
-        "rows": 2,
-        "data_seconds": seconds * 0.01,
-        "bytes_sent": 24_000_000 + step,
-        "memory_bytes": 1_200_000_000 + 1000 * step,
-        "lr_multiplier": 1.0,
-        "epoch": 1,
-    }
+def step_event(step: int, rank: int, at: float, seconds: float = 0.5) -> dict[str, Any]:
+    """A step as a trainer writes it, at its end."""
+    return next(run_folders.steps(rank, step, step + 1, at - seconds, {"seconds": seconds}))
 
 
-def start_event(
-    rank: int, world: int, steps: int, at: float, run: str = "d4", resumed: int | None = None
-) -> dict[str, Any]:
-    return {
-        "kind": "start",
-        "time": at,
-        "step": resumed or 0,
-        "rank": rank,
-        "world": world,
-        "run": run,
-        "model": {"config": {"n_layer": 4}, "parameters": {"total": 36_700_200}},
-        "settings": {"num_iterations": steps, "total_batch_size": 2048},
-        "dtype": "float32",
-        "dtype_reason": "chosen for the CPU",
-        "matmul": "fp32",
-        "kernels": ["norm", "adamw"] if rank == 0 else [],
-        "capability": "AVX2",
-        "resumed_from": resumed,
-        "attempt_id": f"attempt-{int(at)}",
-    }
+def start_of(rank: int, steps: int, resumed: int | None = None) -> list[Any]:
+    """The start, as run_folders has it described."""
+    kernels = ["norm", "adamw"] if rank == 0 else []
+    return [
+        "start",
+        {"step": resumed or 0, "steps": steps, "resumed_from": resumed, "kernels": kernels, "capability": "AVX2"},
+    ]
+
+
+def start_event(rank: int, world: int, steps: int, at: float, resumed: int | None = None) -> dict[str, Any]:
+    return next(run_folders.events(rank, world, "d4", {"began": at, "metrics": [start_of(rank, steps, resumed)]}))
 
 
 def history(
     rank: int, world: int, steps: int, begun: float, seconds: float = 0.5, run: str = "d4"
 ) -> list[dict[str, Any]]:
     """All events of a run that finished."""
-    events = [start_event(rank, world, steps, begun, run)]
-    at = begun
+    told = [start_of(rank, steps)]
     for step in range(steps):
-        at += seconds
-        events.append(step_event(step, rank, at, seconds))
+        told.append(["steps", step, step + 1, {"seconds": seconds}])
         if rank == 0 and (step + 1) % max(1, steps // 20) == 0:
-            events.append(
-                {"kind": "eval", "time": at, "step": step, "val_bpb": 3.0 - 2.0 * step / steps, "seconds": 1.0}
-            )
+            told.append(["eval", {"val_bpb": 3.0 - 2.0 * step / steps, "seconds": 1.0}])
         if (step + 1) % max(1, steps // 5) == 0:
-            events.append({"kind": "digest", "time": at, "step": step, "digest": f"{step:016x}", "identical": True})
-            path = f"base_checkpoints/{run}/model_{step + 1:06d}.pt"
-            events.append(
-                {"kind": "checkpoint", "time": at, "step": step, "path": path, "bytes": 150_000_000, "seconds": 0.4}
-            )
-        if rank == 0 and step + 1 == steps:
-            events.append(
-                {
-                    "kind": "sample",
-                    "time": at,
-                    "step": step,
-                    "prompt": "The capital of <France>",
-                    "text": " is Paris & more.",
-                }
-            )
-    first, last = step_event(0, rank, 0, seconds), step_event(steps - 1, rank, 0, seconds)
-    events.append(
-        {
-            "kind": "end",
-            "time": at,
-            "step": steps - 1,
-            "reason": "finished",
-            "error": None,
-            "seconds": seconds * steps,
-            "steps": steps,
-            "identical": True,
-            "val_bpb": 1.0 if rank == 0 else None,
-            "first_loss": first["loss"],
-            "last_loss": last["loss"],
-            "tokens_per_second": first["tokens_per_second"],
-            "wait_seconds": first["wait_seconds"] * steps,
-        }
-    )
-    return events
+            told += [["digest", {"digest": f"{step:016x}", "identical": True}], ["checkpoint"]]
+    if rank == 0:
+        told.append(["sample", {"prompt": "The capital of <France>", "text": " is Paris & more."}])
+    told.append(["end", {"reason": "finished", "val_bpb": 1.0 if rank == 0 else None}])
+    return list(run_folders.events(rank, world, run, {"began": begun, "metrics": told}))
 
 
-def plan_for(run_dirs: list[Path], steps: int, run: str = "d4") -> dict[str, Any]:
+def plan_for(run_dirs: list[Path], steps: int, run: str = "d4", hosts: Sequence[str] = HOSTS) -> dict[str, Any]:
     """A plan as far as readers of a run folder use it."""
     nodes = [
-        {"host": f"node{rank + 1}", "rank": rank, "run_dir": str(path), "base_dir": str(path.parent.parent), "rows": 2, "threads": 1,
+        {"host": host, "rank": rank, "run_dir": str(path), "base_dir": str(path.parent.parent), "rows": 2, "threads": 1,
          "address": "127.0.0.1", "nic": "lo", "dtype": "float32", "memory_bytes": 1_500_000_000, "session": f"nanochat-{run}-rank{rank}"}
-        for rank, path in enumerate(run_dirs)
+        for rank, (path, host) in enumerate(zip(run_dirs, hosts, strict=False))
     ]  # fmt: skip
-    return {
+    plan = {
         "format": 1,
         "run": run,
-        "digest": "0123456789abcdef",
         "world": len(run_dirs),
         "timeout_seconds": 60,
-        "master": {"host": "node1", "address": "127.0.0.1", "port": 29500},
-        "model": {"depth": 4, "parameters": {"total": 36_700_200}, "sequence": 512},
+        "master": {"host": hosts[0], "address": "127.0.0.1", "port": 29500},
+        "data_ports": {"low": 32768, "high": 60999},
+        "model": {"depth": 4, "parameters": {"total": 7_340_162}, "sequence": 512},
         "training": {"iterations": steps, "total_batch": 2048, "tokens": 2048 * steps},
         "data": {"id": "text-1a2b3c4d"},
         "nodes": nodes,
         "findings": [],
     }
+    return run_folders.signed(plan)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -158,7 +102,7 @@ def session_of(rank: int, started: float, run: str = "d4", **more: Any) -> dict[
     return session
 
 
-def collected(folder: Path, run: str = "d4", steps: int = 40, hosts: tuple[str, ...] = ("node1", "node2")) -> Path:
+def collected(folder: Path, run: str = "d4", steps: int = 40, hosts: Sequence[str] = HOSTS) -> Path:
     """A finished run as run_files brings it."""
     nodes = [folder / run / host for host in hosts]
     for rank, node in enumerate(nodes):

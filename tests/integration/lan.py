@@ -21,7 +21,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT
+from ansible_collections.nanochat.ddp.tests.integration.role_play import Stage
 
 COLLECTIONS = ROOT / ".ansible" / "collections"
 SAVED_RULES = Path("/etc/nftables.conf")
@@ -98,18 +99,16 @@ class Lan:
         assert done.stdout, done.stderr
         return dict(json.loads(done.stdout))
 
-    def playbook(self, playbook: str, *words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-        """A playbook of the collection on all hosts."""
-        hosts = {}
-        for number, name in enumerate(self.names):
-            python = self.folder / f"python-{name}"
+    def stage(self, **settings: Any) -> Stage:
+        """All hosts, for playbooks."""
+        stage = Stage(self.folder, [f"h{number}" for number in range(len(self.names))], ddp_nic="eth0", **settings)
+        stage.environment["ANSIBLE_STDOUT_CALLBACK"] = "default"
+        for number, known in enumerate(stage.hosts.values()):
+            python = self.folder / f"python-{self.names[number]}"
             python.write_text(f'#!/bin/sh\nexec {shlex.join(self.inside(number, sys.executable))} "$@"\n')
             python.chmod(0o755)
-            own = {"ansible_connection": "local", "ansible_python_interpreter": str(python)}
-            hosts[f"h{number}"] = {**own, "ddp_base_dir": str(self.folder / f"h{number}"), "ddp_nic": "eth0"}
-        inventory = self.folder / "hosts.json"
-        inventory.write_text(json.dumps({"trainers": {"hosts": hosts, "vars": settings}}))
-        return ansible("ansible-playbook", playbook, "-i", inventory, *words, ANSIBLE_STDOUT_CALLBACK="default")
+            known["ansible_python_interpreter"] = str(python)
+        return stage
 
     def inside(self, number: int, *argv: str) -> list[str]:
         """The command line that runs a command on a host."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -14,9 +13,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,18 +47,12 @@ def free_port() -> int:
 def ansible(program: str, *words: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run one of Ansible's programs, by default in the checkout and so with its ansible.cfg."""
     tools = Path(sys.executable).parent
-    surroundings = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "NO_COLOR": "1"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    surroundings = {**kept, "PATH": f"{tools}:{os.environ['PATH']}", "NO_COLOR": "1"}
     return subprocess.run(
         [str(tools / program), *map(str, words)], cwd=cwd, env=surroundings | environment, capture_output=True, text=True,
         timeout=600, check=False,
     )  # fmt: skip
-
-
-def inventory(folder: Path, hosts: Mapping[str, Any], **variables: Any) -> Path:
-    """A file with the group trainers, its hosts and its variables."""
-    path = folder / "hosts.json"
-    path.write_text(json.dumps({"trainers": {"hosts": hosts, "vars": variables}}))
-    return path
 
 
 def one_line(output: str) -> str:

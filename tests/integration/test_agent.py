@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.role_play import played
+from ansible_collections.nanochat.ddp.tests.integration.role_play import Stage
 
 SECRET = "correct-horse-battery"
 
@@ -41,10 +41,9 @@ def tasks_of(folder: Path, name: str) -> list[dict]:
 def play(folder: Path, *words: str) -> tuple[dict, str]:
     """Each task's result, and the whole output."""
     (folder / "secret.json").write_text(json.dumps({"secret": SECRET}))
-    tasks = tasks_of(folder, f"bare-{os.getpid()}")
-    given = ["-e", f"@{folder}/secret.json", "-e", "ansible_pipelining=true"]
-    said = played(folder, {"tasks": tasks}, *given, *words)
-    return json.loads((folder / "found").read_text()), said
+    stage, plays = Stage(folder, ["host"]), [{"tasks": tasks_of(folder, f"bare-{os.getpid()}")}]
+    said = stage.play(plays, "-e", f"@{folder}/secret.json", *words, ANSIBLE_STDOUT_CALLBACK="default")
+    return json.loads((folder / "found").read_text()), said + stage.errors
 
 
 @pytest.fixture
@@ -72,4 +71,4 @@ def test_check_mode_tells_what_would_change_and_changes_nothing(tmp_path, refuse
     assert "+API_KEY=********" in said and '+ "a": 1' in said and SECRET not in said
     for step in refused:
         assert found[step]["failed"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["found", "play.json", "secret.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found", "hosts.json", "play.yml", "secret.json"]

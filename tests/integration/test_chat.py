@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import signed
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
-from ansible_collections.nanochat.ddp.tests.integration.local import LOCAL, ansible, one_line
+from ansible_collections.nanochat.ddp.tests.integration.local import one_line
+from ansible_collections.nanochat.ddp.tests.integration.role_play import Stage
 
 
 def trained(run: Path, step: int) -> None:
@@ -27,29 +28,23 @@ def trained(run: Path, step: int) -> None:
 
 
 def test_chat_takes_the_model_that_has_come_furthest(tmp_path: Path) -> None:
-    hosts = {}
+    stage = Stage(tmp_path, "ab")
     for name, step in (("a", 300), ("b", 1000)):
         trained(tmp_path / name / "runs" / "d4", step)
-        hosts[name] = {"ddp_base_dir": str(tmp_path / name)}
-    inventory = tmp_path / "inventory.json"
-    inventory.write_text(json.dumps({"trainers": {"hosts": hosts, "vars": LOCAL}}))
-    argv = ["-i", inventory, "playbooks/chat.yml", "-e", "prompt=hello"]
     # Without a plan it does not know how to start the trainer.
-    told = one_line(ansible("ansible-playbook", *argv, ANSIBLE_STDOUT_CALLBACK="default").stdout)
+    told = one_line(stage.play("nanochat.ddp.chat", "-e", "prompt=hello", code=2))
     assert f"b: {tmp_path}/b/runs/d4/plan.json is missing or damaged" in told, told
     program = tmp_path / "b/venv/bin/python"
     program.parent.mkdir(parents=True)
     program.write_text('#!/bin/sh\necho "says $@ of $NANOCHAT_BASE_DIR"\n[ "$7" != --prompt=fail ]\n')
     program.chmod(0o755)
-    plan = fake_run.plan_for([tmp_path / name / "runs/d4" for name in "ab"], 1000)
-    for node, name in zip(plan["nodes"], "ab", strict=True):
-        node |= {"host": name, "venv_dir": f"{tmp_path}/{name}/venv", "trainer_dir": str(tmp_path)}
-    del plan["digest"]
-    plan["data_ports"] = {"low": 32768, "high": 60999}
-    (tmp_path / "b/runs/d4/plan.json").write_text(json.dumps({**plan, "digest": digest_of(plan)}))
-    done = ansible("ansible-playbook", *argv)
+    plan = fake_run.plan_for([tmp_path / name / "runs/d4" for name in "ab"], 1000, hosts="ab")
+    for node in plan["nodes"]:
+        node |= {"venv_dir": f"{node['base_dir']}/venv", "trainer_dir": str(tmp_path)}
+    fake_run.write_json(tmp_path / "b/runs/d4/plan.json", signed(plan))
+    told = stage.play("nanochat.ddp.chat", "-e", "prompt=hello")
     said = "-m scripts.chat_cli --temperature=0.6 --top-k=50 --seed=42 --max-tokens=256 --prompt=hello"
-    assert f"says {said} of {tmp_path}/b/runs/d4\n" in done.stdout, done.stdout + done.stderr
-    assert "Loading the model of d4 on b;" in done.stdout
-    failed = one_line(ansible("ansible-playbook", *argv, "-e", "prompt=fail").stdout)
+    assert f"says {said} of {tmp_path}/b/runs/d4\n" in told, told
+    assert "Loading the model of d4 on b;" in told
+    failed = one_line(stage.play("nanochat.ddp.chat", "-e", "prompt=fail", code=2))
     assert "b: the model could not be asked: says -m scripts.chat_cli" in failed, failed

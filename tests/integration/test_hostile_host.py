@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import MARK
-from ansible_collections.nanochat.ddp.tests.integration.local import ansible
-from ansible_collections.nanochat.ddp.tests.integration.role_play import results
+from ansible_collections.nanochat.ddp.tests.integration.role_play import Stage, results
 
 OBEYED = "\x1b]52;c;ZXZpbA==\x07\x1b]0;evil\x07\x9b\u202e"
 
@@ -22,24 +21,14 @@ OBEYED = "\x1b]52;c;ZXZpbA==\x07\x1b]0;evil\x07\x9b\u202e"
 def evil(tmp_path):
     """`evil(playbook, answer, ...)` plays against a host that gives this answer to everything; returns what is printed."""
 
-    def play(playbook: str | list[dict[str, Any]], answer: str, *words: str, **environment: str) -> str:
-        python = tmp_path / "python"
-        python.write_text('#!/bin/sh\ncat > /dev/null\ncat "$0.says"\n')
-        python.chmod(0o755)
+    stage, python = Stage(tmp_path, ["evil"]), tmp_path / "python"
+    python.write_text('#!/bin/sh\ncat > /dev/null\ncat "$0.says"\n')
+    python.chmod(0o755)
+    stage.variables["ansible_python_interpreter"] = str(python)
+
+    def play(book: str | list[dict[str, Any]], answer: str, *words: str, **environment: str) -> str:
         Path(f"{python}.says").write_text(answer + "\n")
-        variables = {
-            "ansible_connection": "local",
-            "ansible_pipelining": True,
-            "ansible_python_interpreter": str(python),
-        }
-        inventory = {"trainers": {"hosts": {"evil": variables}, "vars": {"ddp_base_dir": str(tmp_path / "base")}}}
-        (tmp_path / "inventory.json").write_text(json.dumps(inventory))
-        if not isinstance(playbook, str):
-            (tmp_path / "play.json").write_text(json.dumps(playbook))
-            playbook = str(tmp_path / "play.json")
-        argv = [playbook, "-i", tmp_path / "inventory.json", *words]
-        done = ansible("ansible-playbook", *argv, PWD=str(tmp_path), **environment)
-        return done.stdout + done.stderr
+        return stage.play(book, *words, code=None, PWD=str(tmp_path), **environment) + stage.errors
 
     return play
 
@@ -67,7 +56,7 @@ def told_names(evil, task: dict[str, Any], answer: str, **environment: str) -> s
     """Plays one task, and then what it could have changed: the hosts, and variables that name files of the controller."""
     names = "{{ groups.trainers | join(',') }} {{ trainer_src | default('ours') }} {{ chat_python | default('ours') }}"
     tasks = [task, {"ansible.builtin.debug": {"msg": f"names: {names}"}}]
-    return str(evil([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}], answer, **environment))
+    return str(evil([{"tasks": tasks}], answer, **environment))
 
 
 FACTS = {"ansible_facts": {"trainer_src": "/etc", "chat_python": "/bin/evil"}}

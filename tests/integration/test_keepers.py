@@ -22,7 +22,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, record
-from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible, free_port, until
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, free_port, until
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, messages
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import PLAN, write_trainer
 
@@ -50,14 +50,7 @@ class Run:
 
     def book(self, name: str, *arguments: str) -> str:
         """Play a playbook of the collection; its output."""
-        settings = {"ddp_base_dir": f"{self.play.folder}/{{{{ inventory_hostname }}}}", "target": "all"}
-        done = ansible(
-            "ansible-playbook", f"playbooks/{name}.yml", "-i", self.play.folder / "inventory.json", "-e", json.dumps(settings), *arguments,
-            ANSIBLE_COLLECTIONS_PATH=f"{ROOT}/.ansible/collections", ANSIBLE_CONFIG=str(self.play.folder / "ansible.cfg"),
-            PYTHONDONTWRITEBYTECODE="1",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return self.play.play(f"nanochat.ddp.{name}", *arguments, ANSIBLE_STDOUT_CALLBACK="default")
 
     def launch(self, roles: str = "launch") -> dict[str, Any]:
         """Play roles, without a failure; what Ansible tells of it."""

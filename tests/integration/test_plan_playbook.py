@@ -7,75 +7,46 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
-from ansible_collections.nanochat.ddp.tests.integration.local import ansible, free_port
+from ansible_collections.nanochat.ddp.tests.integration.local import free_port
+from ansible_collections.nanochat.ddp.tests.integration.role_play import Stage
 
-INVENTORY = """
-trainers:
-  hosts:
-    one: {{ddp_base_dir: "{folder}/one"}}
-    two: {{ddp_base_dir: "{folder}/two"}}
-  vars:
-    ansible_connection: local
-    ansible_python_interpreter: "{python}"
-    ddp_port: {port}
-"""
+PLAN = "nanochat.ddp.plan"
 
 
 @pytest.fixture
-def inventory(tmp_path):
-    """Two nodes on this machine; `extra` is appended to the file."""
-
-    def write(extra: str = "") -> Path:
-        file = tmp_path / "hosts.yml"
-        file.write_text(INVENTORY.format(folder=tmp_path, python=sys.executable, port=free_port()) + extra)
-        return file
-
-    return write
+def stage(tmp_path):
+    """Two nodes on this machine."""
+    made = Stage(tmp_path, ["one", "two"], ddp_port=free_port())
+    made.environment["ANSIBLE_STDOUT_CALLBACK"] = "default"
+    return made
 
 
-def plan(
-    inventory: Path, *arguments: str, playbook: str = "playbooks/plan.yml", **environ: str
-) -> subprocess.CompletedProcess[str]:
-    return ansible(
-        "ansible-playbook", playbook, "-i", inventory, *arguments, **{"ANSIBLE_STDOUT_CALLBACK": "default", **environ}
-    )
-
-
-def write_play(folder: Path, tasks: list[dict]) -> str:
-    file = folder / "play.json"
-    file.write_text(json.dumps([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]))
-    return str(file)
-
-
-def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(inventory, tmp_path):
-    hosts, kept = inventory(), tmp_path / "plan.json"
-    first = plan(hosts, "-e", f"ddp_plan_file={kept}")
-    assert first.returncode == 0, first.stdout + first.stderr
+def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(stage, tmp_path):
+    kept = tmp_path / "plan.json"
+    first = stage.play(PLAN, "-e", f"ddp_plan_file={kept}")
     before = json.loads(kept.read_text())
     document = before["plan"]
     assert [node["host"] for node in document["nodes"]] == ["one", "two"]
-    assert f"Run d4 on 2 hosts (plan {document['digest']})" in first.stdout
-    assert "7,340,162 parameters" in first.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hosts.yml", "plan.json"]
+    assert f"Run d4 on 2 hosts (plan {document['digest']})" in first
+    assert "7,340,162 parameters" in first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hosts.json", "plan.json"]
 
-    second = plan(hosts, "-e", f"ddp_plan_file={kept}", "-e", "ddp_json=true", "--check", "--diff")
-    assert second.returncode == 0
+    second = stage.play(PLAN, "-e", f"ddp_plan_file={kept}", "-e", "ddp_json=true", "--check", "--diff")
     # The same document for programs, and nothing to write again, unless other processes of this machine gave another finding.
-    told = json.JSONDecoder().raw_decode(second.stdout[second.stdout.index('{\n  "plan"') :])[0]
+    told = json.JSONDecoder().raw_decode(second[second.index('{\n  "plan"') :])[0]
     assert told["plan"] == document
-    assert ("changed=1" in second.stdout) == (told["findings"] != before["findings"])
+    assert ("changed=1" in second) == (told["findings"] != before["findings"])
 
 
-def test_a_second_plan_goes_by_what_the_rehearsal_measured(inventory, tmp_path):
+def test_a_second_plan_goes_by_what_the_rehearsal_measured(stage, tmp_path):
     """A busy host keeps no file of it, but this start still uses it; the facts of the hosts stay unchanged."""
-    hosts, kept = inventory(), tmp_path / "plan.json"
-    assert plan(hosts, "-e", f"ddp_plan_file={kept}").returncode == 0
+    kept = tmp_path / "plan.json"
+    stage.play(PLAN, "-e", f"ddp_plan_file={kept}")
     before = json.loads(kept.read_text())["plan"]
     assert before["training"]["sync"] == "exact"
     measured = {
@@ -89,27 +60,19 @@ def test_a_second_plan_goes_by_what_the_rehearsal_measured(inventory, tmp_path):
         {"include_role": {"name": "nanochat.ddp.preflight", "tasks_from": "by_measurements"}},
         {"debug": {"msg": said}},
     ]
-    done = plan(hosts, playbook=write_play(tmp_path, tasks))
-    assert f"sync {list(WAYS)[-1]}, probe empty" in done.stdout, done.stdout + done.stderr
+    told = stage.play([{"tasks": tasks}])
+    assert f"sync {list(WAYS)[-1]}, probe empty" in told, told
 
 
-def test_a_python_on_a_path_that_does_not_run_is_passed_over(inventory, tmp_path):
+def test_a_python_on_a_path_that_does_not_run_is_passed_over(stage, tmp_path):
     """pyenv has such shims for every version that any of its environments has."""
-    hosts, path = nameless(inventory()), shims(tmp_path)
-    made = plan(hosts, PATH=path)
-    assert made.returncode == 0 and "Run d4 on 2 hosts" in made.stdout, made.stdout + made.stderr
+    path = shims(tmp_path)
+    del stage.usual["ansible_python_interpreter"]
+    assert "Run d4 on 2 hosts" in stage.play(PLAN, PATH=path)
     # Looks and modules on the hosts do, too. Where Ansible is started, the Python of its folder is first: a host lacks it.
     tasks = [{"nanochat.ddp.agent": {"verb": "run_info", "base_dir": str(tmp_path)}}, {"ansible.builtin.ping": {}}]
     path = path.replace(str(Path(sys.executable).parent) + ":", "")
-    done = plan(hosts, playbook=write_play(tmp_path, tasks), PATH=path, ANSIBLE_PIPELINING="true")
-    assert done.returncode == 0 and done.stdout.count("ok=2 ") == 2, done.stdout + done.stderr
-
-
-def nameless(hosts: Path) -> Path:
-    """The inventory without ansible_python_interpreter."""
-    named = [line for line in hosts.read_text().splitlines() if "ansible_python_interpreter" not in line]
-    hosts.write_text("\n".join(named) + "\n")
-    return hosts
+    assert stage.play([{"tasks": tasks}], PATH=path).count("ok=2 ") == 2
 
 
 def shims(folder: Path) -> str:

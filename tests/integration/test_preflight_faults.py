@@ -14,12 +14,13 @@ SURROUNDINGS = {"host-busy", "other-training", "memory-tight", "name-is-loopback
 
 def preflight(lan, *words, **settings):
     """(exit code, findings by code, the document)."""
-    done = lan.playbook("playbooks/preflight.yml", "-e", "ddp_json=true", *words, **{"ddp_threads": 1, **settings})
-    match = re.search(r"^\{\n.*?^\}$", done.stdout, re.S | re.M)
-    assert match, done.stdout
+    stage = lan.stage(**{"ddp_threads": 1, **settings})
+    told = stage.play("nanochat.ddp.preflight", "-e", "ddp_json=true", *words, code=None)
+    match = re.search(r"^\{\n.*?^\}$", told, re.S | re.M)
+    assert match, told
     document = json.loads(match[0])
     found = {one["code"]: one for one in document["findings"] if one["code"] not in SURROUNDINGS}
-    return done.returncode, found, document
+    return stage.code, found, document
 
 
 def other_interface(lan, number, **files):

@@ -180,10 +180,10 @@ def test_the_words_hold_the_figures_too(desk: Seen, steps: list[dict[str, Any]])
     assert "The capital of <France> is Paris & more." in desk.text
     begun = "2023-11-14 22:13:20"
     assert (
-        f"depth 4, 36,700,200 parameters · data text-1a2b3c4d · on node1, node2 · {begun} to 2023-11-14 22:55:00, 41 min 40 s"
+        f"depth 4, 7,340,162 parameters · data text-1a2b3c4d · on node1, node2 · {begun} to 2023-11-14 22:55:00, 41 min 40 s"
         in desk.text
     )
-    assert "loss, smoothed, from 13.4000" in desk.text
+    assert "loss, smoothed, from 8.0000" in desk.text
     for heading in ("Hosts over time", "Compared with other runs", "What happened"):
         assert heading in desk.text
 

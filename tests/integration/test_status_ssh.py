@@ -9,7 +9,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,18 +16,19 @@ from pathlib import Path
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import start_ticks
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
-from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, ansible, inventory, listening_sshd
+from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, ansible, listening_sshd
+from ansible_collections.nanochat.ddp.tests.integration.role_play import Stage
 
 STEPS, LEFT = 5000, 1000
 
 
-def play(hosts: Path, name: str, *words: str) -> list[str]:
+def play(stage: Stage, name: str, *words: str) -> list[str]:
     """From a controller with nothing but the collection and the inventory: no checkout, no configuration, no run of its own."""
-    home = hosts.parent / "second-controller"
+    home = stage.folder / "second-controller"
     home.mkdir(exist_ok=True)
     sockets = Path(tempfile.mkdtemp(prefix="cp"))  # their names must be short
     done = ansible(
-        "ansible-playbook", f"nanochat.ddp.{name}", "-i", hosts, *words, cwd=home,
+        *stage.argv(f"nanochat.ddp.{name}", *words), cwd=home,
         HOME=str(home), ANSIBLE_HOME=str(home / ".ansible"), ANSIBLE_COLLECTIONS_PATH=str(ROOT / ".ansible" / "collections"),
         ANSIBLE_STDOUT_CALLBACK="nanochat.ddp.story", ANSIBLE_PIPELINING="true", ANSIBLE_SSH_CONTROL_PATH_DIR=str(sockets),
     )  # fmt: skip
@@ -47,9 +47,8 @@ def test_a_second_controller_sees_the_run_and_its_logs(tmp_path: Path) -> None:
         # The run's process: this one lives as long as the test.
         alive = {"pid": os.getpid(), "pid_start": start_ticks(os.getpid())}
         fake_run.write_json(run / "session.json", fake_run.session_of(rank, begun, **alive))
-    own = {"ansible_python_interpreter": sys.executable, "ddp_base_dir": str(tmp_path / "{{ inventory_hostname }}")}
     with listening_sshd(tmp_path) as reached:
-        hosts = inventory(tmp_path, {"node1": {}, "node2": {}}, **reached, **own)
+        hosts = Stage(tmp_path, ["node1", "node2"], ansible_connection="ssh", **reached)
         lines = play(hosts, "status")
         assert lines[0].startswith("run d4, began "), lines
         assert lines[1].split()[:5] == ["host", "rank", "state", "step", "rows"]

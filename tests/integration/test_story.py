@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.nanochat.ddp.plugins.callback import story
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT
+from ansible_collections.nanochat.ddp.tests.integration.role_play import Stage
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 FINDING = {
@@ -68,31 +68,27 @@ class Connection(Local):
 WATCH: list[dict[str, Any]] = [{"roles": [{"role": "nanochat.ddp.watch", "watch_doctor": ""}]}]
 
 
-class Stage:
-    """A folder with an inventory of local nodes, in which playbooks are played."""
+class Screen(Stage):
+    """Local nodes with a run, and playbooks on a terminal or without one."""
 
     def __init__(self, folder: Path, hosts: int = 2) -> None:
-        self.folder = folder
-        self.hosts: dict[str, dict[str, Any]] = {f"node{rank + 1}": {"rank": rank} for rank in range(hosts)}
+        super().__init__(folder, [f"node{rank + 1}" for rank in range(hosts)])
+        for rank, known in enumerate(self.hosts.values()):
+            known["rank"] = rank
         nodes = [
             {"host": name, "run_dir": str(self.run_dir(rank)), "rank": rank} for rank, name in enumerate(self.hosts)
         ]
-        self.variables: dict[str, Any] = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
-            "ddp_base_dir": f"{folder}/{{{{ inventory_hostname }}}}",
+        watch = "{{ watch | default(true) }}"
+        self.variables = {
             "ddp_plan": {"run": "d4", "timeout_seconds": 60, "nodes": nodes, "trainer": {"source": "ours"}},
-            "ddp_controller": {
-                "watch": "{{ watch | default(true) }}",
-                "results_dir": str(folder / "runs"),
-                "fresh": False,
-            },
+            "ddp_controller": {"watch": watch, "results_dir": str(folder / "runs"), "fresh": False},
             "ddp_node": {
                 "run_dir": "{{ ddp_base_dir }}/runs/d4",
                 "base_dir": "{{ ddp_base_dir }}",
                 "rank": "{{ rank | int }}",
             },
         }
+        self.environment = {"PWD": str(folder), "LC_ALL": "C.UTF-8"}
 
     def run_dir(self, rank: int) -> Path:
         return self.folder / f"node{rank + 1}" / "runs" / "d4"
@@ -100,7 +96,7 @@ class Stage:
     def role(self, name: str, tasks: list[dict[str, Any]]) -> None:
         path = self.folder / "roles" / name / "tasks"
         path.mkdir(parents=True)
-        (path / "main.yml").write_text(yaml.safe_dump(tasks))
+        (path / "main.yml").write_text(json.dumps(tasks))
 
     def flaky(self, host: str, down: Path) -> dict[str, str]:
         """Connect to a host by a plugin that fails while a file exists; returns the environment in which Ansible finds it."""
@@ -114,41 +110,11 @@ class Stage:
         (folder / f"{name}.py").write_text(text)
         return {setting: str(folder)}
 
-    def argv(self, plays: list[dict[str, Any]] | str, *words: str) -> list[str]:
-        (self.folder / "hosts.yml").write_text(
-            yaml.safe_dump({"trainers": {"hosts": self.hosts, "vars": self.variables}})
-        )
-        book = plays
-        if not isinstance(plays, str):
-            book = str(self.folder / "play.yml")
-            defaults = {"hosts": "trainers", "gather_facts": False}
-            Path(book).write_text(yaml.safe_dump([{**defaults, **play} for play in plays]))
-        return ["ansible-playbook", "-i", str(self.folder / "hosts.yml"), str(book), *words]
-
-    def environment(self, **more: str) -> dict[str, str]:
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and name != "NO_COLOR"
-        }
-        return {
-            **kept,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "PWD": str(self.folder),
-            "LC_ALL": "C.UTF-8",
-            **more,
-        }
-
-    def play(self, plays: list[dict[str, Any]] | str, *words: str, code: int = 0, **more: str) -> str:
-        """Without a terminal."""
-        argv, environment = self.argv(plays, *words), self.environment(**more)
-        # The collection is found from the checkout, results go to the folder.
-        done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == code, done.stdout + done.stderr
-        self.errors = done.stderr
-        return done.stdout
-
     def terminal(self, plays: list[dict[str, Any]] | str, *words: str, **more: str) -> str:
         """With one."""
-        argv, environment = self.argv(plays, *words), self.environment(TERM="xterm", COLUMNS="100", LINES="30", **more)
+        argv = self.argv(plays, *words)
+        kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        environment = {**kept, **self.environment, "TERM": "xterm", "COLUMNS": "100", "LINES": "30", **more}
         child, descriptor = pty.fork()
         if child == 0:
             os.chdir(ROOT)
@@ -169,12 +135,12 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+def stage(tmp_path: Path) -> Screen:
+    return Screen(tmp_path)
 
 
 @pytest.fixture
-def ranks(stage: Stage) -> Iterator[Callable[..., None]]:
+def ranks(stage: Screen) -> Iterator[Callable[..., None]]:
     """`ranks(*words, steps=6)` starts stand-ins for the trainers of both hosts, which end with the test."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -215,7 +181,7 @@ def set_fact(**facts: Any) -> dict[str, Any]:
     return task("Note", "ansible.builtin.set_fact", facts)
 
 
-def test_steps_get_one_line_each_with_mark_time_and_changes(stage: Stage) -> None:
+def test_steps_get_one_line_each_with_mark_time_and_changes(stage: Screen) -> None:
     stage.role("plan", [set_fact(a=1)])
     stage.role("tracker", [debug("never", when=False)])
     stage.role("preflight", [debug("rank 0: node1\nrank 1: node2", run_once=True)])
@@ -232,7 +198,7 @@ def test_steps_get_one_line_each_with_mark_time_and_changes(stage: Stage) -> Non
     assert stage.play(plays).splitlines()[-1].endswith("changed: nothing")
 
 
-def test_a_role_that_a_step_makes_use_of_is_no_step_of_its_own(stage: Stage) -> None:
+def test_a_role_that_a_step_makes_use_of_is_no_step_of_its_own(stage: Screen) -> None:
     stage.role("data", [debug("handed on", run_once=True)])
     use = {"name": "data"}
     stage.role("trainer", [set_fact(a=1), task("Use", "ansible.builtin.include_role", use), set_fact(b=1)])
@@ -243,7 +209,7 @@ def test_a_role_that_a_step_makes_use_of_is_no_step_of_its_own(stage: Stage) -> 
     assert words == ["trainer", "handed", "trainer", "watch", "doctor", "all", "doctor", "done"]
 
 
-def test_a_terminal_gets_marks_and_colours_and_no_task_list(stage: Stage) -> None:
+def test_a_terminal_gets_marks_and_colours_and_no_task_list(stage: Screen) -> None:
     stage.role("plan", [set_fact(a=1)])
     seen = stage.terminal([{"roles": ["plan"]}])
     assert on_screen(seen)[0].startswith("✔ plan")
@@ -253,7 +219,7 @@ def test_a_terminal_gets_marks_and_colours_and_no_task_list(stage: Stage) -> Non
     assert "\x1b[0;32m" not in plain
 
 
-def test_findings_are_told_once_as_they_come(stage: Stage) -> None:
+def test_findings_are_told_once_as_they_come(stage: Screen) -> None:
     stage.role("preflight", [set_fact(findings=[FINDING]), task("Check", "ansible.builtin.set_fact", {"a": 1})])
     library = stage.plugin("ANSIBLE_LIBRARY", "found", FOUND)
     told = stage.play([{"tasks": [task("Find", "found", {"findings": [FINDING]})]}], **library)
@@ -277,7 +243,7 @@ def test_a_finding_reads_as_a_sentence(found: dict[str, str], text: str) -> None
     assert story.finding_text({**FINDING, **found}) == text
 
 
-def test_errors_are_whole_with_host_and_task_and_the_same_is_said_shortly(stage: Stage) -> None:
+def test_errors_are_whole_with_host_and_task_and_the_same_is_said_shortly(stage: Screen) -> None:
     message = "Port 29500 is taken on {{ inventory_hostname }}.\nIt is held by pid 4242."
     stage.role("preflight", [task("Try the port", "ansible.builtin.fail", {"msg": message})])
     told = stage.play([{"roles": ["preflight"]}], code=2)
@@ -293,7 +259,7 @@ def test_errors_are_whole_with_host_and_task_and_the_same_is_said_shortly(stage:
     assert stage.play(alike, code=2).count("nothing goes") == 1
 
 
-def test_what_fails_once_for_all_hosts_is_laid_at_no_host_s_door(stage: Stage) -> None:
+def test_what_fails_once_for_all_hosts_is_laid_at_no_host_s_door(stage: Screen) -> None:
     fail = task("Stop here", "ansible.builtin.fail", {"msg": "One of the ways is closed."}, run_once=True)
     told = stage.play([{"tasks": [fail]}], code=2).splitlines()
     assert told[0] == "FAILED One of the ways is closed."
@@ -304,7 +270,7 @@ def test_what_fails_once_for_all_hosts_is_laid_at_no_host_s_door(stage: Stage) -
 
 
 def test_each_failure_is_told_in_its_own_words(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, 4)
+    stage = Screen(tmp_path, 4)
     stage.hosts["node4"].update(ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=1)
     said = {"argv": ["sh", "-c", "echo to out; echo to err >&2; exit 3"]}
     tasks = [
@@ -323,7 +289,7 @@ def test_each_failure_is_told_in_its_own_words(tmp_path: Path) -> None:
     assert "failed on node1, node2, node3, node4" in told
 
 
-def test_check_mode_lists_what_would_change_and_diff_shows_it(stage: Stage) -> None:
+def test_check_mode_lists_what_would_change_and_diff_shows_it(stage: Screen) -> None:
     copy = {"content": "new\n", "dest": f"{stage.folder}/{{{{ inventory_hostname }}}}.txt", "mode": "0600"}
     stage.role("launch", [task("Write the file", "ansible.builtin.copy", copy)])
     told = stage.play([{"roles": ["launch"]}], "--check", "--diff")
@@ -334,12 +300,12 @@ def test_check_mode_lists_what_would_change_and_diff_shows_it(stage: Stage) -> N
     assert not (stage.folder / "node1.txt").exists()
 
 
-def prints(stage: Stage, text: str) -> dict[str, str]:
+def prints(stage: Screen, text: str) -> dict[str, str]:
     """Write an action called `prints`, which shows a text through Ansible's display as some of ours do."""
     return stage.plugin("ANSIBLE_ACTION_PLUGINS", "prints", PRINTS.replace("TEXT", repr(text)))
 
 
-def test_what_an_action_prints_falls_under_its_step(stage: Stage) -> None:
+def test_what_an_action_prints_falls_under_its_step(stage: Screen) -> None:
     actions = prints(stage, "\nthe plan\n  of two lines\n")
     stage.role("plan", [task("Plan", "prints", run_once=True)])
     lines = stage.play([{"roles": ["plan"]}], **actions).splitlines()
@@ -348,20 +314,20 @@ def test_what_an_action_prints_falls_under_its_step(stage: Stage) -> None:
     assert screen[:3] == ["▸ plan", "  the plan", "    of two lines"]
 
 
-def test_for_programs_nothing_but_the_document_is_printed(stage: Stage) -> None:
+def test_for_programs_nothing_but_the_document_is_printed(stage: Screen) -> None:
     actions = prints(stage, '{"a": 1}')
     stage.role("plan", [task("Plan", "prints", run_once=True)])
     assert json.loads(stage.play([{"roles": ["plan"]}], "-e", "ddp_json=true", **actions)) == {"a": 1}
 
 
-def test_v_brings_ansibles_own_output_back_and_so_does_the_setting(stage: Stage) -> None:
+def test_v_brings_ansibles_own_output_back_and_so_does_the_setting(stage: Screen) -> None:
     plays = [{"tasks": [debug("hello")]}]
     told = stage.play(plays, "-v")
     assert "TASK [Say]" in told and "PLAY RECAP" in told
     assert "TASK [Say]" in stage.play(plays, ANSIBLE_STDOUT_CALLBACK="default")
 
 
-def test_no_matching_host_is_an_error_that_is_explained(stage: Stage) -> None:
+def test_no_matching_host_is_an_error_that_is_explained(stage: Screen) -> None:
     assert "have a group `trainers`" in stage.play([{"hosts": "nobody", "tasks": []}], code=1)
 
 
@@ -373,14 +339,14 @@ def test_no_matching_host_is_an_error_that_is_explained(stage: Stage) -> None:
         (("purge=true", "ddp_run=d4"), "-e ddp_purge=run -e ddp_run=NAME"),
     ],
 )
-def test_reset_does_not_guess_what_is_to_be_deleted(stage: Stage, words: tuple[str, ...], said: str) -> None:
+def test_reset_does_not_guess_what_is_to_be_deleted(stage: Screen, words: tuple[str, ...], said: str) -> None:
     given = [part for word in words for part in ("-e", word)]
     told = stage.play("playbooks/reset.yml", *given, code=2, ANSIBLE_STDOUT_CALLBACK="default")
     assert said in told
     assert "TASK [Stop" not in told and "Find running sessions" not in told
 
 
-def test_under_another_display_no_look_is_called_a_failure(stage: Stage, ranks: Callable[..., None]) -> None:
+def test_under_another_display_no_look_is_called_a_failure(stage: Screen, ranks: Callable[..., None]) -> None:
     ranks("--seconds", "0.5", steps=10)
     told = stage.play(WATCH, ANSIBLE_STDOUT_CALLBACK="default")
     assert "RETRYING" not in told and "FAILED" not in told
@@ -388,7 +354,7 @@ def test_under_another_display_no_look_is_called_a_failure(stage: Stage, ranks: 
     assert re.findall(r"^ok: \[(node\d)\]$", told.partition("Watch the run")[2].partition("TASK")[0], re.M)
 
 
-def test_on_a_terminal_a_watched_run_has_one_live_line(stage: Stage, ranks: Callable[..., None]) -> None:
+def test_on_a_terminal_a_watched_run_has_one_live_line(stage: Screen, ranks: Callable[..., None]) -> None:
     ranks(steps=20)
     seen = stage.terminal(WATCH)
     assert re.search("\x1b\\[K  █+░+  step [0-9]+/20  loss", seen)
@@ -400,14 +366,14 @@ def test_on_a_terminal_a_watched_run_has_one_live_line(stage: Stage, ranks: Call
     )
 
 
-def test_on_a_terminal_a_long_task_shows_its_seconds(stage: Stage) -> None:
+def test_on_a_terminal_a_long_task_shows_its_seconds(stage: Screen) -> None:
     stage.role("trainer", [task("Install", "ansible.builtin.command", {"argv": ["sleep", "4"]}, changed_when=False)])
     seen = stage.terminal([{"hosts": "node1", "roles": ["trainer"]}])
     assert re.search(r"trainer    Install  3 s", seen)
     assert on_screen(seen)[0].startswith("✔ trainer")
 
 
-def test_without_watching_it_returns_with_the_first_step(stage: Stage, ranks: Callable[..., None]) -> None:
+def test_without_watching_it_returns_with_the_first_step(stage: Screen, ranks: Callable[..., None]) -> None:
     ranks(steps=500)
     begun = time.monotonic()
     told = stage.play(WATCH, "-e", "watch=false")
@@ -415,7 +381,7 @@ def test_without_watching_it_returns_with_the_first_step(stage: Stage, ranks: Ca
     assert time.monotonic() - begun < 30
 
 
-def test_field_18_a_crash_is_told_with_its_error(stage: Stage, ranks: Callable[..., None]) -> None:
+def test_field_18_a_crash_is_told_with_its_error(stage: Screen, ranks: Callable[..., None]) -> None:
     ranks("--fail-at", "2")
     told = stage.play(WATCH, code=2)
     assert "The run d4 on node1 crashed with code 1, 2 of 6 steps made: RuntimeError: [enforce fail" in told
@@ -423,12 +389,12 @@ def test_field_18_a_crash_is_told_with_its_error(stage: Stage, ranks: Callable[.
 
 
 def test_field_12_a_watched_run_is_followed_to_its_table_also_if_a_connection_breaks(
-    stage: Stage, ranks: Callable[..., None]
+    stage: Screen, ranks: Callable[..., None]
 ) -> None:
     down = stage.folder / "down"
     flaky = stage.flaky("node2", down)
     ranks(steps=40)
-    argv, environment = stage.argv(WATCH), stage.environment(**flaky)
+    argv, environment = stage.argv(WATCH), {**os.environ, **stage.environment, **flaky}
     with subprocess.Popen(
         argv, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     ) as watching:
@@ -443,13 +409,13 @@ def test_field_12_a_watched_run_is_followed_to_its_table_also_if_a_connection_br
     assert watching.returncode == 0, told
     assert "node2 does not answer" in told
     assert re.search(r"node2 +1 +finished +40/40", told)
-    assert re.search(r"step \d+/40  loss 1\d\.\d+  5120 tok/s  waited node1 5\.0 %, node2 30 %", told)
-    assert re.search(r"node1 +0 +finished +40/40 +2 +13\.4000 +1\d\.\d+ +1\.\d+ +5120 +\d\.\d s \(5\.0 %\)", told)
+    assert re.search(r"step \d+/40  loss \d\.\d+  5120 tok/s  waited node1 5\.0 %, node2 30 %", told)
+    assert re.search(r"node1 +0 +finished +40/40 +2 +8\.0000 +\d\.\d+ +1\.\d+ +5120 +\d\.\d s \(5\.0 %\)", told)
     assert "weights identical on both ranks" in told
     assert "Ctrl-C stops watching; training continues" in told
 
 
-def test_collect_compares_with_earlier_runs(stage: Stage) -> None:
+def test_collect_compares_with_earlier_runs(stage: Screen) -> None:
     for run, place in (("d4", "node1/runs/d4"), ("d4-before", "results/d4-before/node1")):
         fake_run.write_history(stage.folder / place, fake_run.history(0, 1, 10, 1.7e9, 0.5, run), 0)
     more = ["-e", f"ddp_results_dir={stage.folder}/results", "-e", "ddp_run=d4", "-e", "compare=d4-before"]
@@ -460,7 +426,7 @@ def test_collect_compares_with_earlier_runs(stage: Stage) -> None:
     assert "Check the run's name and that it was collected." in told
 
 
-def test_on_a_narrow_terminal_advice_is_wrapped_between_words_and_commands_stay_whole(stage: Stage) -> None:
+def test_on_a_narrow_terminal_advice_is_wrapped_between_words_and_commands_stay_whole(stage: Screen) -> None:
     advice = "The owner of this machine can open the port, for example with the command below, or " + "wait " * 20
     command = "ssh xiaoxin@192.168.1.11 'tail -F " + "/a/long/path" * 10 + "'"
     stage.role("network", [debug(advice, run_once=True), debug(command, run_once=True)])

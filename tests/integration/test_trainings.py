@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, one_line, until
-from ansible_collections.nanochat.ddp.tests.integration.two_nodes import command, environment, events, two_nodes
+from ansible_collections.nanochat.ddp.tests.integration.two_nodes import events, two_nodes
 
 pytestmark = pytest.mark.long
 BUDGET = 120
@@ -34,10 +35,10 @@ QUESTION, ANSWER = "Which way?", "north"
 
 
 @pytest.fixture
-def play(request, tmp_path):
-    """A playbook of two nodes with the test's settings."""
-    with two_nodes(tmp_path, **request.param) as run:
-        yield run
+def nodes(request, tmp_path):
+    """Two nodes with the test's settings."""
+    with two_nodes(tmp_path, **request.param) as made:
+        yield made
 
 
 def talk(question: str, answer: str) -> str:
@@ -48,36 +49,35 @@ def last_digests(tmp_path: Path, run: str) -> set[str]:
     return {events(tmp_path / host / "runs" / run, "digest")[-1]["digest"] for host in ("one", "two")}
 
 
-@pytest.mark.parametrize("play", [IN_STAGES], indirect=True)
-def test_a_base_model_is_fine_tuned_measured_and_answers(play, tmp_path):
+@pytest.mark.parametrize("nodes", [IN_STAGES], indirect=True)
+def test_a_base_model_is_fine_tuned_measured_and_answers(nodes, tmp_path):
     talks, held_out = tmp_path / "talks.jsonl", tmp_path / "held-out.jsonl"
     talks.write_text(talk(QUESTION, ANSWER) * 4)
     held_out.write_text(talk("Where to?", ANSWER))
-    code, told = play("--tags", "launch")
-    assert code == 0 and len(last_digests(tmp_path, "d2")) == 1, told
+    told = nodes.play("nanochat.ddp.train", "--tags", "launch")
+    assert len(last_digests(tmp_path, "d2")) == 1, told
 
     tuning = [f"ddp_sft_data={talks}", f"ddp_sft_val_data={held_out}", "ddp_sft_iterations=120"]
     words = ["-e", "ddp_stage=sft", *(word for setting in tuning for word in ("-e", setting))]
-    code, told = play("--tags", "launch", *words)
-    assert code == 0 and "weights identical on both ranks" in told, told
+    assert "weights identical on both ranks" in nodes.play("nanochat.ddp.train", "--tags", "launch", *words)
     assert len(last_digests(tmp_path, "d2-sft")) == 1
     losses = [event["loss"] for event in events(tmp_path / "one/runs/d2-sft", "step")]
     assert len(losses) == 120 and losses[-1] < losses[0]
     assert [event["step"] for event in events(tmp_path / "one/runs/d2-sft", "eval")] == [100, 120]
 
-    code, told = play("-e", json.dumps({"prompt": QUESTION, "temperature": 0}), playbook="playbooks/chat.yml")
-    assert code == 0 and re.search(rf"^\W*{ANSWER}\W*$", told, re.M), told
+    told = nodes.play("nanochat.ddp.chat", "-e", json.dumps({"prompt": QUESTION, "temperature": 0}))
+    assert re.search(rf"^\W*{ANSWER}\W*$", told, re.M), told
 
 
-@pytest.mark.parametrize("play", [IN_TIME], indirect=True)
-def test_training_fits_its_budget(play, tmp_path):
-    first = play("-e", "ddp_budget=2m", playbook="playbooks/plan.yml")[1]
+@pytest.mark.parametrize("nodes", [IN_TIME], indirect=True)
+def test_training_fits_its_budget(nodes, tmp_path):
+    first = nodes.play("nanochat.ddp.plan", "-e", "ddp_budget=2m")
     assert "not measured" in first and "takes depth 2: some hosts or links are not measured yet" in one_line(first)
     begun, run_dir = time.time(), tmp_path / "one/runs/night"
-    argv = command(tmp_path / "hosts.yml", "train.yml", "-e", "ddp_budget=2m")
-    with subprocess.Popen(argv, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as training:
+    argv, environment = nodes.argv("nanochat.ddp.train", "-e", "ddp_budget=2m"), {**os.environ, **nodes.environment}
+    with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as training:
         until(lambda: training.poll() is not None or '"eval"' in text_of(run_dir / "metrics-rank0.jsonl"), 100)
-        during = play(playbook="playbooks/status.yml")[1]
+        during = nodes.play("nanochat.ddp.status")
         closing = training.communicate()[0]
     took = time.time() - begun
     assert training.returncode == 0, closing
@@ -99,9 +99,8 @@ def text_of(path: Path) -> str:
 def test_field_21_a_checkout_that_is_not_changed_trains_one_model(tmp_path):
     stand_in = Path(shutil.copytree(ROOT / "tests/stand_in", tmp_path / "stand_in"))
     shutil.copy(ROOT / "bench/baseline_model.py", stand_in / "nanochat")
-    with two_nodes(tmp_path, ddp_trainer_source=str(stand_in)) as play:
-        code, told = play("--tags", "launch")
-        assert code == 0, told
+    with two_nodes(tmp_path, ddp_trainer_source=str(stand_in)) as nodes:
+        told = nodes.play("nanochat.ddp.train", "--tags", "launch")
         assert "weights identical on both ranks" in told
         rows = [line.split() for line in told.splitlines() if line.split()[2:3] == ["finished"]]
         assert [row[:4] for row in rows] == [["one", "0", "finished", "3/3"], ["two", "1", "finished", "3/3"]]
@@ -110,18 +109,16 @@ def test_field_21_a_checkout_that_is_not_changed_trains_one_model(tmp_path):
         assert digests[0] == digests[1] and len(digests[0]) >= 2
         assert all((run / "base_checkpoints/d4/model_000003.pt").exists() for run in runs)
 
-        code, told = play("--tags", "launch")
-        assert code == 0 and "changed: nothing" in told, told
+        assert "changed: nothing" in nodes.play("nanochat.ddp.train", "--tags", "launch")
 
         # More steps, and a host that has lost what it had: it is given the newest checkpoint of the other.
         shutil.rmtree(runs[1] / "base_checkpoints")
-        code, told = play("--tags", "launch", "-e", "ddp_iterations=5")
-        assert code == 0 and "5/5" in told, told
+        assert "5/5" in nodes.play("nanochat.ddp.train", "--tags", "launch", "-e", "ddp_iterations=5")
         assert [event["resumed_from"] for run in runs for event in events(run, "start")] == [None, 3, None, 3]
 
         # Its own chat_sft goes on from there.
-        code, told = play("--tags", "launch", "-e", "ddp_stage=sft", "-e", "ddp_sft_iterations=2")
-        assert code == 0 and "weights identical on both ranks" in told, told
+        told = nodes.play("nanochat.ddp.train", "--tags", "launch", "-e", "ddp_stage=sft", "-e", "ddp_sft_iterations=2")
+        assert "weights identical on both ranks" in told, told
         tuned = [tmp_path / host / "runs/d4-sft" for host in ("one", "two")]
         assert all((run / "chatsft_checkpoints/d4/model_000002.pt").exists() for run in tuned)
         log = (tuned[0] / "log/rank0.log").read_text()

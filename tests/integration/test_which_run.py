@@ -9,20 +9,18 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
-from ansible_collections.nanochat.ddp.tests.integration.local import LOCAL, OFF, ansible, one_line
+from ansible_collections.nanochat.ddp.tests.integration.local import OFF, one_line
+from ansible_collections.nanochat.ddp.tests.integration.role_play import Stage
 
 
-class Hosts:
+class Hosts(Stage):
     """Attic was away while desktop began d4 again: its older training of d4 came further, and it has tried something else since."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.hosts: dict[str, dict[str, Any]] = {"attic": dict(LOCAL), "desktop": dict(LOCAL)}
+        super().__init__(folder, ["attic", "desktop"], ddp_results_dir=f"{folder}/results")
         now = time.time()
         self.run("attic", "d4", 1, 1200, now - 9000)
         self.run("attic", "trial", 7, 10, now - 8000)
@@ -38,29 +36,11 @@ class Hosts:
         fake_run.write_json(run / "session.json", ended)
         fake_run.write_json(run / "training.json", {"id": f"{number:016x}", "number": number, "begun": 1})
         places = [self.folder / one / "runs" / name for one in sorted(self.hosts)]
-        plan = fake_run.plan_for(places, steps, name)
-        plan["master"]["host"], plan["data_ports"] = "attic", {"low": 32768, "high": 60999}
-        for node, one in zip(plan["nodes"], sorted(self.hosts), strict=True):
-            node["host"] = one
-        del plan["digest"]
-        fake_run.write_json(run / "plan.json", {**plan, "digest": digest_of(plan)})
+        fake_run.write_json(run / "plan.json", fake_run.plan_for(places, steps, name, sorted(self.hosts)))
         checkpoints = run / "base_checkpoints" / name
         checkpoints.mkdir(parents=True)
         for one in (f"model_{steps:06d}.pt", f"meta_{steps:06d}.json"):
             (checkpoints / one).write_text("{}")
-
-    def book(self, name: str, *words: str, code: int | None = 0, **environment: str) -> str:
-        inventory = {
-            "trainers": {"hosts": self.hosts, "vars": {"ddp_base_dir": f"{self.folder}/{{{{ inventory_hostname }}}}"}}
-        }
-        (self.folder / "hosts.json").write_text(json.dumps(inventory))
-        settings = json.dumps({"ddp_results_dir": f"{self.folder}/results"})
-        done = ansible(
-            "ansible-playbook", "-i", self.folder / "hosts.json", f"playbooks/{name}.yml", "-e", settings, *words,
-            **environment,
-        )  # fmt: skip
-        assert code in (None, done.returncode), done.stdout + done.stderr
-        return done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -69,15 +49,15 @@ def hosts(tmp_path: Path) -> Hosts:
 
 
 def test_the_status_shows_one_run_on_all_hosts(hosts: Hosts) -> None:
-    told = hosts.book("status")
+    told = hosts.play("nanochat.ddp.status")
     assert told.startswith("run d4, took ")
     assert "attic: the newest run there is trial (-e ddp_run=trial shows that one)" in told
     assert "attic: holds an older training of this run, with checkpoints up to step 1200" in told
-    assert hosts.book("status", "-e", "ddp_run=trial").startswith("run trial, took ")
+    assert hosts.play("nanochat.ddp.status", "-e", "ddp_run=trial").startswith("run trial, took ")
 
 
 def test_the_doctor_goes_by_the_plan_of_the_newest_training(hosts: Hosts) -> None:
-    hosts.book("doctor")
+    hosts.play("nanochat.ddp.doctor")
     assert (hosts.folder / "results/d4/doctor.json").exists()
     plan = json.loads((hosts.folder / "results/d4/doctor.json").read_text())["plan"]
     assert plan["training"]["iterations"] == 40
@@ -85,32 +65,32 @@ def test_the_doctor_goes_by_the_plan_of_the_newest_training(hosts: Hosts) -> Non
 
 def test_the_doctor_does_without_a_host_that_has_left_the_inventory(hosts: Hosts) -> None:
     del hosts.hosts["attic"]
-    told = hosts.book("doctor")
+    told = hosts.play("nanochat.ddp.doctor")
     assert "rank 0 (attic) cannot be reached: it is not in this inventory" in told
 
 
 def test_the_logs_are_those_of_the_same_run(hosts: Hosts) -> None:
-    told = hosts.book("logs")
+    told = hosts.play("nanochat.ddp.logs")
     assert "the log of d4 on attic" in told and "the log of d4 on desktop" in told and "trial" not in told
-    assert "attic   | no log yet: no run was started here" in hosts.book("logs", "-e", "ddp_run=old")
+    assert "attic   | no log yet: no run was started here" in hosts.play("nanochat.ddp.logs", "-e", "ddp_run=old")
 
 
 def test_who_joins_is_told_that_the_others_have_gone_on(hosts: Hosts) -> None:
-    told = hosts.book("join", "-e", "target=attic", code=2)
+    told = hosts.play("nanochat.ddp.join", "-e", "target=attic", code=2)
     assert "attic: its newest run is trial, but on the other hosts it is d4; say which one is meant" in one_line(told)
-    told = hosts.book("join", "-e", "target=attic", "-e", "ddp_run=d4", code=2)
+    told = hosts.play("nanochat.ddp.join", "-e", "target=attic", "-e", "ddp_run=d4", code=2)
     assert "attic: its training of the run d4 is older than that of the other hosts" in one_line(told)
 
 
 def test_collect_brings_what_is_there_and_names_who_is_missing(hosts: Hosts) -> None:
-    hosts.book("collect")
+    hosts.play("nanochat.ddp.collect")
     brought = sorted(path.name for path in hosts.folder.glob("results/d4/**/model_*.pt"))
     assert brought == ["model_000040.pt"]
     hosts.hosts["attic"] = OFF
-    told = hosts.book("collect")
+    told = hosts.play("nanochat.ddp.collect")
     assert "attic: nothing was brought from there, since" in told and "report:" in told
     hosts.hosts["desktop"] = OFF
-    told = hosts.book("collect", code=2)
+    told = hosts.play("nanochat.ddp.collect", code=2)
     assert "Nothing was collected: no host that answers has the run, and attic, desktop did not answer." in one_line(
         told
     )
@@ -126,7 +106,7 @@ def test_collect_brings_what_is_there_and_names_who_is_missing(hosts: Hosts) -> 
 def test_a_damaged_plan_is_named_by_what_needs_it(hosts: Hosts, name: str, words: list[str], told: str) -> None:
     for path in hosts.folder.glob("*/runs/d4/plan.json"):
         path.write_text('{"format": 1, "nod')
-    assert told in one_line(hosts.book(name, "-e", "ddp_run=d4", *words, code=2))
+    assert told in one_line(hosts.play(f"nanochat.ddp.{name}", "-e", "ddp_run=d4", *words, code=2))
 
 
 @pytest.fixture
@@ -143,7 +123,7 @@ def without_attic(hosts: Hosts) -> Hosts:
 
 
 def test_field_35_a_run_that_finished_without_a_host_is_watched_and_collected(without_attic: Hosts) -> None:
-    told = without_attic.book("train", "--tags", "watch,collect", "-e", "ddp_run=d4")
+    told = without_attic.play("nanochat.ddp.train", "--tags", "watch,collect", "-e", "ddp_run=d4")
     assert "away" in told and "finished" in told and "FAILED" not in told
     results = without_attic.folder / "results/d4"
     assert (results / "report.html").exists() and (results / "desktop/metrics-rank1.jsonl").exists()
@@ -151,7 +131,9 @@ def test_field_35_a_run_that_finished_without_a_host_is_watched_and_collected(wi
 
 def test_ansibles_own_display_shows_the_status_and_the_verdict_in_lines(without_attic: Hosts) -> None:
     own = {"ANSIBLE_STDOUT_CALLBACK": "default", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
-    told = "".join(without_attic.book(book, "-e", "ddp_run=d4", **own) for book in ("status", "doctor"))
+    told = "".join(
+        without_attic.play(f"nanochat.ddp.{book}", "-e", "ddp_run=d4", **own) for book in ("status", "doctor")
+    )
     lines = [line.strip() for line in told.splitlines()]
     assert any(line.startswith('"run d4, took ') for line in lines), told
     (verdict,) = [
@@ -173,10 +155,13 @@ def test_a_host_that_gives_no_answer_is_named_and_nothing_of_ansible_is_on_the_s
     hosts.hosts["attic"]["ansible_python_interpreter"] = str(frozen)
 
     def play(name: str) -> str:
-        return hosts.book(name, "-e", "ddp_run=d4", "-e", json.dumps(PATIENCE), code=None)
+        return hosts.play(f"nanochat.ddp.{name}", "-e", "ddp_run=d4", "-e", json.dumps(PATIENCE), code=None)
 
     with ThreadPoolExecutor() as pool:
-        for seconds, screen in zip(PLAYBOOKS.values(), pool.map(play, PLAYBOOKS), strict=True):
-            assert "attic" in screen and f"did not answer within {seconds} s" in screen, screen
-            for noise in ("DEPRECATION", "deprecat", "WARNING", "Traceback", "Origin:"):
-                assert noise not in screen, screen
+        screens = list(pool.map(play, PLAYBOOKS))
+    for seconds, screen in zip(PLAYBOOKS.values(), screens, strict=True):
+        assert "attic" in screen and f"did not answer within {seconds} s" in screen, screen
+    said = "".join([*screens, hosts.errors])
+    assert not [noise for noise in ("DEPRECATION", "deprecat", "WARNING", "Traceback", "Origin:") if noise in said], (
+        said
+    )

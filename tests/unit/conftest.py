@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from types import SimpleNamespace
 
@@ -44,23 +43,29 @@ def call():
     """`call(verb, _check_mode=False, **params)` returns the answer of a host to a verb."""
 
     def run(verb, _check_mode=False, **params):
-        told = {"check": _check_mode} if "check" in inspect.signature(verb).parameters else {}
-        return json.loads(json.dumps({"changed": False, **bare.answer_of(verb, {**params, **told})}))
+        return json.loads(json.dumps({"changed": False, **bare.answer_of(verb, params, {"check": _check_mode})}))
 
     return run
 
 
 @pytest.fixture
 def agent(monkeypatch):
-    """`agent(verb, variables, check, **params)` returns the action's result, without Ansible around it."""
+    """`agent(verb, variables, check, prints, **params)` returns the action's result, without Ansible around it; prints: the answer of the
+    host that is asked, through a connection, and delegate: its name if the task is delegated."""
     # The Pythons of hosts cannot import the controller's part of Ansible.
     from ansible.plugins.action import ActionBase
     from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
+    from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import carrier
 
     monkeypatch.setattr(ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
+    monkeypatch.setattr(carrier, "program", lambda *dummy: "")
+    monkeypatch.setattr(carrier, "python_of", lambda *dummy: ["python3"])
 
-    def run(verb, variables=None, check=False, **params):
-        task = SimpleNamespace(args={"verb": verb, **params}, check_mode=check, delegate_to=None)
-        return dict(ActionModule(task, None, None, None, None, None).run(task_vars=variables))
+    def run(verb, variables=None, check=False, prints=None, connection=None, delegate=None, **params):
+        task = SimpleNamespace(args={"verb": verb, **params}, check_mode=check, delegate_to=delegate, environment=None)
+        made = ActionModule(task, connection or SimpleNamespace(has_pipelining=True), None, None, None, None)
+        answer = {"stdout": carrier.MARK + json.dumps(prints)}
+        monkeypatch.setattr(made, "_low_level_execute_command", lambda *dummy, **more: answer)
+        return dict(made.run(task_vars=variables))
 
     return run

@@ -74,6 +74,11 @@ class Case:
             return Seen(host, silent=math.inf)
         return Seen(host, found["run"], without_cpu=0.0 if works(found) else math.inf)
 
+    @classmethod
+    def examined(cls, plan: Plan, results: Mapping[str, Any]) -> Case:
+        """The case of doctor_info's results by host."""
+        return cls(plan, {host: answer_of(result) for host, result in results.items()})
+
     def part(self, hosts: Iterable[str]) -> Case:
         """The same of some hosts."""
         return Case(self.plan, {host: self.answers[host] for host in hosts if host in self.answers})
@@ -111,15 +116,12 @@ class Case:
 # -- a file that can be shared ------------------------------------------------------------------------------------------
 
 
-def bundle(
-    plan: Plan, results: Mapping[str, Any], secrets: Sequence[Mapping[str, Any]], told: Mapping[str, Any]
-) -> Dict[str, object]:
+def bundle(case: Case, secrets: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> Dict[str, object]:
     """The verdict, the plan and all evidence, without secrets and environment variables."""
-    nodes = [{key: value for key, value in node.items() if key != "env"} for node in plan["nodes"]]
+    nodes = [{key: value for key, value in node.items() if key != "env"} for node in case.plan["nodes"]]
     values = {str(value) for one in secrets for value in one.values() if len(str(value)) > 3}
-    answers = {host: answer_of(result) for host, result in results.items()}
-    hosts = {host: answer.evidence or answer.words for host, answer in answers.items()}
-    whole = {**told, "plan": dict(plan, nodes=nodes), "hosts": hosts}
+    hosts = {host: answer.evidence or answer.words for host, answer in case.answers.items()}
+    whole = {**told, "plan": dict(case.plan, nodes=nodes), "hosts": hosts}
     return dict(without(whole, sorted(values, key=len, reverse=True)))
 
 

@@ -22,7 +22,7 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 from .._contract.document import Document, whole
 from .._kit import bare, processes
 from .._kit.files import free_bytes, read_object, read_text
-from .._run.polling import busy_share, read_effort
+from .._run.polling import busy_share, core_seconds, read_effort
 from .._run.state import read_run
 from .evidence import Dump, OtherProcess, RankEvidence, RankProcess, System
 
@@ -33,6 +33,7 @@ REQUEST = "dump-request-rank%d"
 ANSWER = "dump-rank%d.json"
 ANSWER_SECONDS = 4.0
 SAMPLE_SECONDS = 1.0
+REACH_SECONDS = 3.0
 INTERPRETERS = ("python", "bash", "sh", "perl", "ruby", "node", "java", "Rscript")
 
 
@@ -41,7 +42,9 @@ def doctor_info(
 ) -> Dict[str, RankEvidence]:
     """All evidence about this host's rank. peers: [{host, address}]; probe_port: one that the peers' firewalls leave open."""
     state = read_run(run_dir, rank, lines=30)
-    pid = trainer_pid(run_dir, rank)
+    heartbeat = read_object(os.path.join(run_dir, "heartbeat-rank%d.json" % rank))
+    table = processes.processes()
+    pid = trainer_pid(run_dir, heartbeat, table)
     ask(run_dir, rank, pid)
     first, before = counters(pid), read_effort(run_dir, rank)
     time.sleep(SAMPLE_SECONDS)
@@ -55,9 +58,9 @@ def doctor_info(
             "dump": answer(run_dir, rank, pid),
             "links": reach_all(peers, probe_port),
             "system": system_facts(run_dir, first, second),
-            "others": busiest(first, second, rank_pids(run_dir, pid)),
+            "others": busiest(first, second, rank_pids(run_dir, pid, table)),
             "kernel": kernel_words(bare.tool, state.get("started")),
-            "oom_kills_before": whole(heartbeat(run_dir, rank), "oom_kills"),
+            "oom_kills_before": whole(heartbeat, "oom_kills"),
         }
     }
 
@@ -65,23 +68,21 @@ def doctor_info(
 # -- the trainer's process --------------------------------------------------------------------------------------------
 
 
-def heartbeat(run_dir: str, rank: int) -> Document:
-    return read_object(os.path.join(run_dir, "heartbeat-rank%d.json" % rank))
+Table = Mapping[int, processes.Process]  # all processes by pid
 
 
-def rank_pids(run_dir: str, pid: Optional[int]) -> Set[int]:
+def rank_pids(run_dir: str, pid: Optional[int], table: Table) -> Set[int]:
     """All processes of the rank's session, and of the run's other nodes on this machine."""
     name = os.path.basename(run_dir.rstrip("/"))
-    mine = {one.pid for one in processes.processes().values() if one.worker and "--run=%s" % name in one.argv}
+    mine = {one.pid for one in table.values() if one.worker and "--run=%s" % name in one.argv}
     return mine | {os.getpid()} | ({pid} if pid else set())
 
 
-def trainer_pid(run_dir: str, rank: int) -> Optional[int]:
+def trainer_pid(run_dir: str, heartbeat: Document, table: Table) -> Optional[int]:
     """The rank's process: the one with the heartbeat, or else its session's deepest one; None if gone."""
-    table = processes.processes()
     marker = read_object(os.path.join(run_dir, "session.json")).get("id")
     ours = [one for one in table.values() if marker and one.marker == marker]
-    beating = heartbeat(run_dir, rank).get("pid")
+    beating = heartbeat.get("pid")
     if isinstance(beating, int) and beating in ({one.pid for one in ours} if marker else table):
         return beating
     return max((one.pid for one in ours if one.worker), default=None)
@@ -95,22 +96,13 @@ class Counters(NamedTuple):
     swap: int  # pages
     throttle: int
     limited: float
-    delay: float
+    delay: float  # seconds that the rank's threads were ready to run without a core
 
 
 def counters(pid: Optional[int]) -> Counters:
     """Read them now."""
-    swapped = _vmstat("pswpin", "pswpout")
-    return Counters(time.monotonic(), dict(_cpu_times()), swapped, _throttle(), _limited(), _delay(pid))
-
-
-def _delay(pid: Optional[int]) -> float:
-    """Seconds that a process's threads were ready to run without a core."""
-    total = 0
-    for folder in glob.glob("/proc/%s/task/*" % pid):
-        fields = read_text(folder + "/schedstat").split()
-        total += int(fields[1]) if len(fields) > 1 else 0
-    return total / 1e9
+    delay = sum(waited for dummy, waited in core_seconds(pid)) if pid else 0.0
+    return Counters(time.monotonic(), dict(_cpu_times()), _vmstat("pswpin", "pswpout"), _throttle(), _limited(), delay)
 
 
 def _cpu_times() -> Iterable[Tuple[int, float]]:
@@ -178,10 +170,10 @@ def reach_all(peers: Sequence[Mapping[str, str]], port: int) -> Dict[str, str]:
         return dict(zip([peer["host"] for peer in peers], answers))
 
 
-def reach(address: str, port: int, seconds: float = 3.0) -> str:
+def reach(address: str, port: int) -> str:
     """Whether packets reach the peer and come back: open and refused both prove it."""
     try:
-        socket.create_connection((address, port), seconds).close()
+        socket.create_connection((address, port), REACH_SECONDS).close()
     except ConnectionRefusedError:
         return "refused"
     except (socket.timeout, TimeoutError):
@@ -240,8 +232,8 @@ def _limited() -> float:
     return 0.0
 
 
-def busiest(first: Counters, second: Counters, own: Set[int], most: int = 3) -> List[OtherProcess]:
-    """Other processes by CPU share, from a tenth of a core on."""
+def busiest(first: Counters, second: Counters, own: Set[int]) -> List[OtherProcess]:
+    """The three other processes that use most CPU, from a tenth of a core on."""
     seconds = second.time - first.time
     shares = [(used - first.cpu.get(pid, used)) / seconds for pid, used in second.cpu.items()]
     ranked = sorted(zip(shares, second.cpu), reverse=True)
@@ -250,7 +242,7 @@ def busiest(first: Counters, second: Counters, own: Set[int], most: int = 3) -> 
         one = processes.process(pid) if share >= 0.1 and pid not in own else None
         if one is not None:
             found.append({"pid": pid, "user": one.user, "command": program_of(one), "cpu_share": round(share, 2)})
-    return found[:most]
+    return found[:3]
 
 
 def program_of(one: processes.Process) -> str:

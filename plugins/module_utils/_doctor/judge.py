@@ -10,17 +10,16 @@ compared.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
+from typing import Dict, List, Optional, Sequence, Tuple, TypedDict
 
 from .._contract.document import whole
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import WARNING
-from .._contract.plan import Plan
 from .._kit.words import bytes_text
 from .._rules.causes import LOSSES
 from .._run.sentences import apart_text, history, reason
 from .._run.state import AWAY, CRASHED, FINISHED, RUNNING, STOPPED
-from .case import Case, answer_of
+from .case import Case
 from .evidence import (
     RankEvidence,
     cpu_share,
@@ -46,9 +45,8 @@ class Diagnosis(TypedDict):
     evidence: List[str]
 
 
-def diagnose(plan: Plan, results: Mapping[str, Any]) -> Diagnosis:
-    """One verdict over all ranks from doctor_info's results by host: a finding, and the supporting lines."""
-    case = Case(plan, {host: answer_of(result) for host, result in results.items()})
+def diagnose(case: Case) -> Diagnosis:
+    """One verdict over all ranks: a finding, and the supporting lines."""
     evidence = history(case.health)
     for host, answer in case.answers.items():
         first, *more = lines_of(answer.evidence) if answer.evidence else [answer.words]

@@ -65,7 +65,7 @@ def purge(
     """
     everything, venv = what == "all", (venv_dir or os.path.join(base_dir, "venv")).rstrip("/")
     # Refuses while anything there is alive.
-    purge_utils.purge(base_dir, run, everything, dry=True)
+    purge_utils.plan_purge(base_dir, run, everything)
     is_own = venv.startswith(base_dir.rstrip("/") + "/")
     there = everything and os.path.exists(venv)
     # An environment that is not ours is used, but never removed.

@@ -69,16 +69,21 @@ def expanded(params: Mapping[str, Any]) -> Dict[str, Any]:
     return {**params, **{name: os.path.expanduser(os.path.expandvars(str(params[name]))) for name in paths}}
 
 
-def answer(mark: str, module: str, verb: str, params: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+def answer(
+    mark: str, module: str, verb: str, params: Mapping[str, Any], usual: Mapping[str, Any], environ: Mapping[str, str]
+) -> None:
     """Call a verb, and send its answer, or why it refuses, to the controller behind a marker that identifies the line."""
     os.environ.update(environ)
-    sys.stdout.write(mark + json.dumps(answer_of(getattr(sys.modules[module], verb), params)) + "\n")
+    sys.stdout.write(mark + json.dumps(answer_of(getattr(sys.modules[module], verb), params, usual)) + "\n")
 
 
-def answer_of(verb: Callable[..., Mapping[str, Any]], params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A verb's answer, or the sentence of the error with which it refuses."""
+def answer_of(
+    verb: Callable[..., Mapping[str, Any]], params: Mapping[str, Any], usual: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """A verb's answer, or the sentence of the error with which it refuses; usual: parameters for those verbs that have them."""
+    own = verb.__code__.co_varnames[: verb.__code__.co_argcount]
     try:
-        return verb(**expanded(params))
+        return verb(**expanded({**{name: value for name, value in usual.items() if name in own}, **params}))
     except OSError as error:
         return {"failed": True, "msg": f"{error.filename}: {error.strerror}" if error.filename else str(error)}
     except Exception as error:  # whatever it is, nobody on a host reads it

@@ -18,6 +18,7 @@ from .._contract.validate import InvalidHostData
 from .._kit.files import paths_in, read_bytes, read_object
 from .._kit.words import plural
 from .find import find_rank
+from .health import Health, Seen
 from .members import TAIL_BYTES
 from .metrics import finite, json_lines, parse_events, read_tail
 from .state import Records, RunState, describe, log_lines
@@ -60,6 +61,11 @@ class CollectedRun(NamedTuple):
     rehearsal: Document  # the last one's findings and prediction
     problems: Sequence[str] = ()  # sentences about what was left out of its hosts' files
     former: Sequence[CollectedRank] = ()  # of hosts that are no longer in the plan
+
+    @property
+    def health(self) -> Health:
+        """Its hosts together."""
+        return Health(Seen(rank.host, rank.run) for rank in self.ranks)
 
 
 def fitting(
@@ -118,10 +124,6 @@ def host_folder(host: object) -> str:
     return str(host).replace("/", "_")
 
 
-def _folders(folder: str) -> List[str]:
-    return [path for path in paths_in(folder) if os.path.isdir(path)]
-
-
 def newest_plan(folders: Sequence[str], problems: List[str]) -> Document:
     """The plan of the newest start of the newest training; folders of hosts that left keep an older one."""
     newest: Tuple[Tuple[int, float], Document] = ((-1, -1.0), {})
@@ -138,7 +140,7 @@ def load_run(path: str) -> CollectedRun:
     """A folder RUN/ with one folder per host."""
     if not os.path.isdir(path):
         raise ReportError("There is no folder %s. Check the run's name and that it was collected." % path)
-    folders = _folders(path)
+    folders = list(filter(os.path.isdir, paths_in(path)))
     problems: List[str] = []
     plan = newest_plan(folders, problems)
     planned = {host_folder(node.get("host")) for node in items(plan, "nodes")}

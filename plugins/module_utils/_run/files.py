@@ -11,7 +11,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, TypedDict
 
-from .._contract.run_folder import CHECKPOINTS, MEMBER_EVENTS, TOKENIZER
+from .._contract.run_folder import CHECKPOINTS, MEMBER_EVENTS, TOKENIZER, checkpoint_steps
 from .find import find_run_dir
 
 if TYPE_CHECKING:
@@ -53,13 +53,9 @@ def files_in(folder: str, patterns: Sequence[str]) -> List[str]:
 
 
 def newest_checkpoint(run_dir: str) -> List[str]:
-    """The newest checkpoint's model and meta file, of the folder's training."""
-    found: Dict[int, List[str]] = {}
-    for path in files_in(run_dir, CHECKPOINT_FILES):
-        found.setdefault(step_of(path), []).append(path)
-    whole = [step for step, paths in found.items() if step >= 0 and any(path.endswith(".pt") for path in paths)]
-    # The meta file last: it tells that the model is there.
-    return sorted(found[max(whole)], reverse=True) if whole else []
+    """The newest checkpoint's model and meta file. The meta file last: it tells that the model is there."""
+    newest = checkpoint_steps(run_dir)[-1:]
+    return sorted((path for path in files_in(run_dir, CHECKPOINT_FILES) if step_of(path) in newest), reverse=True)
 
 
 def step_of(path: str) -> int:

@@ -145,7 +145,7 @@ def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool, training: O
             os.makedirs(run_dir, exist_ok=True)
         if there and not os.access(run_dir, os.W_OK | os.X_OK):
             raise PermissionError(13, "this user cannot write there")
-    return {"changed": not there, "set_aside": [], "place": None, "checkpoint": None}
+    return {"changed": not there}
 
 
 class KeeperSetup(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from .._contract.document import undamaged
 from .._contract.run_folder import PLAN
@@ -42,7 +42,7 @@ def effort_of(session: Mapping[str, Any], heartbeat: Mapping[str, Any], proc: st
     """Work of the session's child, its descendants and the process with the heartbeat; None if there are none."""
     roots = [pid for pid in (session.get("child_pid"), heartbeat.get("pid")) if isinstance(pid, int)]
     pids = {*roots, *processes.descendants(processes.parents_of_all(proc), roots)} if roots else set()
-    found = [seconds for pid in pids for seconds in _seconds(proc, pid)]
+    found = [sum(seconds) for pid in pids for seconds in core_seconds(pid, proc)]
     return Effort(time.monotonic(), sum(found), sum(_bytes_read(proc, pid) for pid in pids)) if found else None
 
 
@@ -55,15 +55,15 @@ def busy_share(first: Optional[Effort], second: Optional[Effort]) -> Optional[fl
     return round(max(share, 1.0 if reads else 0.0), 3)
 
 
-def _seconds(proc: str, pid: int) -> Iterator[float]:
-    """Per thread: nanoseconds on a core and ready to run; without these kernel counters, ticks on a core."""
+def core_seconds(pid: int, proc: str = "/proc") -> Iterator[Tuple[float, float]]:
+    """Of each thread, the seconds on a core, and those ready to run without one, which not every kernel counts."""
     for thread in paths_in(os.path.join(proc, str(pid), "task")):
         fields = read_text(os.path.join(thread, "schedstat")).split()
         ticks = [] if len(fields) > 1 else read_text(os.path.join(thread, "stat")).rpartition(")")[2].split()
         if len(fields) > 1:
-            yield (int(fields[0]) + int(fields[1])) / 1e9
+            yield int(fields[0]) / 1e9, int(fields[1]) / 1e9
         elif len(ticks) > 12:
-            yield (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+            yield (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK"), 0.0
 
 
 def _bytes_read(proc: str, pid: int) -> int:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, TypedDict
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Set, TypedDict
 
 from .._contract.document import words
 from .._contract.run_folder import (
@@ -44,37 +44,29 @@ class PurgeError(Exception):
     """Why nothing was removed; the text is for the user."""
 
 
-class LiveProcess(NamedTuple):
-    """A living process, and its run (None: the tracker)."""
-
-    description: str
-    run: Optional[str]
-
-
 class PurgePlan(NamedTuple):
-    """Paths to remove, other people's paths, and live processes."""
+    """Paths to remove, and other people's paths."""
 
     remove: List[str]
     stay: List[str]
-    live: List[LiveProcess]
 
 
 def plan_purge(base: str, run: str, everything: bool) -> PurgePlan:
-    """Find what a purge of a run, or of everything, would remove; changes nothing."""
-    runs = os.path.join(base, "runs")
-    found = PurgePlan([], [], [])
-    if everything:
-        for folder, is_ours in {"runs": is_run_folder, "data": is_data_set, "wheels": is_wheels}.items():
-            _sort(found, paths_in(os.path.join(base, folder)), is_ours)
-        copied = [path for folder in BROUGHT for path in _deployed(os.path.join(base, folder))]
-        found.remove.extend(path for path in copied if os.path.lexists(path))
-        for name, is_one in {"tracker": _is_tracker, PYTHON_FOLDER: _is_python, MEASURED: read_object}.items():
-            _sort(found, [os.path.join(base, name)], is_one)
-        found.live.extend(_living([*filter(os.path.isdir, paths_in(runs)), os.path.join(base, "tracker")]))
-    else:
+    """Find what a purge of a run, or of everything, would remove; changes nothing, and refuses while any of it is alive."""
+    runs, tracker = os.path.join(base, "runs"), os.path.join(base, "tracker")
+    found = PurgePlan([], [])
+    if not everything:
         folder = os.path.join(runs, plain_run_name(run))
+        _refuse_living(base, [folder])
         _sort(found, [folder], is_run_folder)
-        found.live.extend(_living([folder]))
+        return found
+    _refuse_living(base, [*filter(os.path.isdir, paths_in(runs)), tracker])
+    for folder, is_ours in {"runs": is_run_folder, "data": is_data_set, "wheels": is_wheels}.items():
+        _sort(found, paths_in(os.path.join(base, folder)), is_ours)
+    copied = [path for folder in BROUGHT for path in _deployed(os.path.join(base, folder))]
+    found.remove.extend(path for path in copied if os.path.lexists(path))
+    for name, is_one in {"tracker": _is_tracker, PYTHON_FOLDER: _is_python, MEASURED: read_object}.items():
+        _sort(found, [os.path.join(base, name)], is_one)
     return found
 
 
@@ -93,27 +85,17 @@ class Purged(TypedDict):
     stayed: List[str]
 
 
-def purge(
-    base: str, run: str, everything: bool, dry: bool, end_sessions: Callable[[List[str]], None] = lambda folders: None
-) -> Purged:
-    """Remove what `plan_purge` found; refuse while any of it is alive.
+def purge(base: str, run: str, everything: bool, dry: bool, end_sessions: Callable[[List[str]], None]) -> Purged:
+    """Remove what `plan_purge` found.
 
     end_sessions: ends the tmux sessions of these folders, which show how their runs ended.
     """
     found = plan_purge(base, run, everything)
-    if found.live:
-        names = sorted({one.run for one in found.live if one.run})
-        how = " and ".join(f"ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run={name}" for name in names)
-        raise PurgeError(
-            f"{' and '.join(one.description for one in found.live)} below {base}, so nothing was removed there; stop it first"
-            + (f": {how}" if how else "")
-        )
-    parents = ("runs", "data", "wheels", *BROUGHT, "") if everything else ("runs",)
     if not dry:
         end_sessions(found.remove)
         for path in found.remove:
             _remove(path)
-        for parent in parents:
+        for parent in ("runs", "data", "wheels", *BROUGHT, "") if everything else ("runs",):
             _drop_empty(os.path.join(base, parent), deep=parent in BROUGHT)
     # Other files in the trainer's folders stay, and so do the folders.
     left = [os.path.join(base, name) for name in BROUGHT if everything and not dry]
@@ -208,22 +190,31 @@ def _deployed(folder: str) -> List[str]:
 # -- liveness ----------------------------------------------------------------------------------------------------------
 
 
-def _living(folders: List[str]) -> Iterator[LiveProcess]:
-    """Live processes of these folders: a session, its remains, or a trainer started by hand."""
+def _refuse_living(base: str, folders: List[str]) -> None:
+    """Refuse while there is a process of these folders: a session, its remains, or a trainer started by hand."""
     table = processes.processes()
     markers = {one.marker: one for one in table.values() if one.marker and one.state not in ("Z", "X")}
+    living: List[str] = []
+    runs: Set[str] = set()
     for folder in folders:
-        run = os.path.basename(folder) if os.path.basename(os.path.dirname(folder)) == "runs" else None
         session = read_object(os.path.join(folder, SESSION))
         last = read_object(os.path.join(folder, SESSION_FILES, "launch.json"))
         ids = {one for one in (session.get("id"), last.get("id")) if isinstance(one, str)}
         left = [markers[one] for one in ids if one in markers]
         if left:
-            yield LiveProcess(
-                f"{session.get('session') or last.get('session') or folder} runs (process {left[0].pid})", run
-            )
+            name = session.get("session") or last.get("session") or folder
+            living.append(f"{name} runs (process {left[0].pid})")
         elif read_run(folder, lines=0, limit=PEEK_BYTES)["state"] == RUNNING:
-            yield LiveProcess(f"a training runs in {folder}", run)
+            living.append(f"a training runs in {folder}")
+        else:
+            continue
+        runs |= {os.path.basename(folder)} if os.path.basename(os.path.dirname(folder)) == "runs" else set()
+    if living:
+        how = " and ".join(
+            f"ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run={name}" for name in sorted(runs)
+        )
+        told = f"{' and '.join(living)} below {base}, so nothing was removed there; stop it first"
+        raise PurgeError(told + (f": {how}" if how else ""))
 
 
 # -- removal -----------------------------------------------------------------------------------------------------------

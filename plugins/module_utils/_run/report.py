@@ -18,10 +18,10 @@ from typing import Any, Callable, Dict, List, Sequence
 from .._contract.document import Document, items, number, section, text, whole
 from .._kit.words import clock_time
 from .collected import CollectedRank, CollectedRun, host_folder, load_run
-from .health import Health, Seen
 from .metrics import Event, finite
 from .sentences import ended_lines, ends_text, start_lines
 from .state import CRASHED, RUNNING
+from .table import is_identical
 from .timeline import happenings, hosts_over_time
 from .watching import ended
 
@@ -78,10 +78,7 @@ def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-SUMMARY = (
-    "rank done steps val_bpb first_loss loss tokens_per_second_mean wait_seconds wait_share bytes_sent memory_bytes rows"
-    " identical attempts"
-)
+SUMMARY = "rank done steps val_bpb first_loss loss tokens_per_second_mean wait_seconds wait_share bytes_sent memory_bytes rows attempts"
 
 
 def summary(rank: CollectedRank) -> PageData:
@@ -99,6 +96,15 @@ def sentences(run: CollectedRun) -> List[str]:
     ends = runs[0]["ends"]
     going = [ends_text(ends, runs[0]["share"], day_text)] if ends and runs[0]["end_reason"] is None else []
     return [*going, *ended_lines(runs, day_text), *start_lines(runs), *run.problems]
+
+
+def notices(run: CollectedRun, missing: Sequence[str]) -> List[str]:
+    """The trouble of a run: hosts without files, why it was given up, or who crashed."""
+    first = run.health.gave_up()
+    told = ["%s is part of the plan, but nothing was collected from it." % host for host in missing]
+    if first:
+        return [*told, "The run was given up: %s" % run.health.seen[first].run["error"]]
+    return [*told, *("%s %s" % (rank.host, summary(rank)["end"]) for rank in run.ranks if rank.run["state"] == CRASHED)]
 
 
 def day_text(at: float) -> str:
@@ -139,9 +145,8 @@ def rank_data(rank: CollectedRank) -> PageData:
 def page_data(run: CollectedRun, others: Sequence[CollectedRun], compare: Comparison) -> Document:
     """The page's data."""
     start = next((event for event in reversed(run.ranks[0].files.events) if event["kind"] == "start"), {})
-    planned = [str(node.get("host")) for node in items(run.plan, "nodes")]
-    health = Health([Seen(rank.host, rank.run) for rank in run.ranks])
-    first_failed = health.gave_up()
+    planned = {str(node.get("host")) for node in items(run.plan, "nodes")}
+    missing = sorted(host for host in planned if host_folder(host) not in [rank.host for rank in run.ranks])
     times = [at for rank in run.ranks for event in rank.files.events if (at := finite(event.get("time"))) is not None]
     model = section(start, "model")
     depth, made = whole(section(model, "config"), "n_layer"), whole(section(model, "parameters"), "total")
@@ -155,8 +160,8 @@ def page_data(run: CollectedRun, others: Sequence[CollectedRun], compare: Compar
         "model": ", ".join(words for words in (depth and f"depth {depth}", made and f"{made:,} parameters") if words),
         "data": text(section(run.plan, "data"), "id"),
         "hosts": hosts_over_time(run, max(times, default=0.0)),
-        "given_up": health.seen[first_failed].run["membership"]["why"] if first_failed else "",
-        "missing": sorted(host for host in planned if host_folder(host) not in health.seen),
+        "identical": None if missing else is_identical(run.health),
+        "notices": notices(run, missing),
         "ranks": [rank_data(rank) for rank in run.ranks],
         "sentences": sentences(run),
         "happenings": happenings(run),

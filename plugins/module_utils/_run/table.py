@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .._kit.words import (
     DASH,
@@ -27,19 +27,26 @@ from .state import ABSENT, AWAY, CRASHED, FINISHED, RUNNING
 # -- lines about all ranks ----------------------------------------------------------------------------------------------
 
 
-def identical_text(health: Health) -> str:
-    """Whether the weights were identical, in words."""
+def is_identical(health: Health) -> Optional[bool]:
+    """Whether the weights were identical on all ranks; None if they were not compared."""
     runs = [one.run for one in health.by_rank()]
-    told, digests = [run["identical"] for run in runs], [run["digest"] for run in runs if run["digest"]]
-    ranks = health.first_known("world") or len(runs)
-    on_ranks = "on both ranks" if ranks == 2 else "on all %d ranks" % ranks
-    if False in told or (len(set(digests)) > 1 and all(run["state"] == FINISHED for run in runs)):
+    told, digests = [run["identical"] for run in runs], {run["digest"] for run in runs if run["digest"]}
+    if False in told or (len(digests) > 1 and all(run["state"] == FINISHED for run in runs)):
+        return False
+    return None if len(runs) < (health.first_known("world") or 0) or None in told else True
+
+
+def identical_text(health: Health) -> str:
+    """The same in words."""
+    ranks, digest = health.first_known("world") or len(health.seen), health.first_known("digest")
+    on_ranks, found = "on both ranks" if ranks == 2 else "on all %d ranks" % ranks, is_identical(health)
+    if found is False:
         return "weights NOT identical %s: the ranks diverged" % on_ranks
     if ranks == 1:
         return "only one rank, nothing to compare"
-    if len(runs) < ranks or None in told:
+    if found is None:
         return "weights not compared %s" % on_ranks
-    return "weights identical %s%s" % (on_ranks, " (digest %s)" % digests[0][:16] if digests else "")
+    return "weights identical %s%s" % (on_ranks, " (digest %s)" % digest[:16] if digest else "")
 
 
 def changed_rows_lines(seen: Sequence[Seen]) -> List[str]:

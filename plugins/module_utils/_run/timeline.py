@@ -11,7 +11,6 @@ from .._contract.document import items, words
 from .._contract.keeper_states import FAILED, OVER
 from .._kit.words import bytes_text, seconds_text
 from .collected import CollectedRank, CollectedRun
-from .health import Health, Seen
 from .members import Absence, steps_repeated
 from .metrics import Event, finite
 from .sentences import gave_way_text
@@ -106,7 +105,7 @@ def _of_findings(run: CollectedRun) -> Iterator[Happening]:
 
 
 def _absences(run: CollectedRun) -> List[Absence]:
-    newest = Health([Seen(rank.host, rank.run) for rank in run.ranks]).newest_record()
+    newest = run.health.newest_record()
     return newest["away"] if newest else []
 
 

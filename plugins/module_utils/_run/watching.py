@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decides when watching a host is over, from the health of the run; the action plugin run_watch does the polling and remembering."""
+"""Decides when watching a host is over, from the health of the run; the verb run_watch does the polling and remembering."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORPHAN_GRACE = 20.0  # the other ranks notice a broken connection at once and ex
 EARLY_GRACE = 5.0  # before they have met there is no connection to break
 MISSING_GRACE = 60.0
 START_GRACE = 30.0  # time for keepers to notice a missing host and start without it
-LOST_SECONDS = 600.0  # maximum silence of a host
+LOST_SECONDS = 600.0  # maximum silence of a host; training there does not need the controller
 
 
 class WatchVerdict(NamedTuple):
@@ -36,7 +36,6 @@ class WatchedRun(NamedTuple):
     health: Health
     known: Health  # only of hosts that answered lately
     first_step: bool
-    lost_after: float
 
     def verdict(self, host: str) -> Optional[WatchVerdict]:
         """The verdict on a host, or None to continue watching."""
@@ -55,7 +54,7 @@ class WatchedRun(NamedTuple):
         if own.keeper or any(other != host for other in self.known.keepers):
             if self.known.parts or not self._waited_too_long():
                 return None
-            if own.keeper and own.silent <= self.lost_after:
+            if own.keeper and own.silent <= LOST_SECONDS:
                 return WatchVerdict(ORPHANED, reason(self.known, host))
         return self._alone(own)
 
@@ -64,7 +63,7 @@ class WatchedRun(NamedTuple):
         state = own.run["state"]
         if state in ENDED or (own.state == CRASHED and _is_over(own, ORPHAN_GRACE)):
             return ended(own.run)
-        if own.silent > self.lost_after:
+        if own.silent > LOST_SECONDS:
             told = (own.silent, state or "not yet seen", _where(own.run))
             text = "has not answered for %.0f s; it was %s with %s then, and continues without the controller" % told
             return WatchVerdict(LOST, text)
@@ -85,7 +84,7 @@ class WatchedRun(NamedTuple):
         grace = max(one.run["membership"]["grace"] for one in waiting)
         gone = [one for one in seen if one not in waiting]
         dead = any(one.is_out or one.run["state"] in (ABSENT, PREPARED) for one in gone)
-        after = self.lost_after if gone else self.health.limits.timeout + grace
+        after = LOST_SECONDS if gone else self.health.limits.timeout + grace
         return min(map(_stepless, waiting)) > (max(MISSING_GRACE, START_GRACE + 2 * grace) if dead else after)
 
     def _away(self, host: str) -> str:
@@ -132,16 +131,10 @@ class WatchedRun(NamedTuple):
         )
 
 
-def judge(
-    host: str,
-    seen: Mapping[str, Seen],
-    limits: StallLimits,
-    first_step: bool = False,
-    lost_after: float = LOST_SECONDS,
-) -> Optional[WatchVerdict]:
+def judge(host: str, seen: Mapping[str, Seen], limits: StallLimits, first_step: bool = False) -> Optional[WatchVerdict]:
     """The verdict on a host, or None to continue watching."""
-    known = [one if one.silent <= lost_after else one._replace(run=UNSEEN) for one in seen.values()]
-    return WatchedRun(Health(seen.values(), limits), Health(known, limits), first_step, lost_after).verdict(host)
+    known = [one if one.silent <= LOST_SECONDS else one._replace(run=UNSEEN) for one in seen.values()]
+    return WatchedRun(Health(seen.values(), limits), Health(known, limits), first_step).verdict(host)
 
 
 def _is_over(one: Seen, grace: float) -> bool:

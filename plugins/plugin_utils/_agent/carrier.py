@@ -35,34 +35,22 @@ Answer = TypeVar("Answer")
 ORDERS = ("add_host", "add_group", "ansible_", "_ansible", "invocation", "show", "terminal", "over")
 
 
-class HostVerb(NamedTuple):
-    """The file of module_utils with the function of that name, and its parameters besides those of the task."""
-
-    file: str
-    check: bool = False  # the check mode, if it changes something
-    host: bool = False  # the host's name, for its sentences
-
-
-HOST_VERBS = {
-    "host_info": HostVerb("_probe.host"),
-    "run_info": HostVerb("_run.polling"),
-    "run_files": HostVerb("_run.files"),
-    "run_folder": HostVerb("_keeper.deployment", check=True, host=True),
-    "keeper_request": HostVerb("_keeper.deployment", check=True),
-    "purge": HostVerb("_keeper.deployment", check=True, host=True),
-    "env_file": HostVerb("_kit.env_file", check=True),
-    "tmux_session": HostVerb("_session.wanted", check=True),
-    "doctor_info": HostVerb("_doctor.gather"),
-    "peer_check": HostVerb("_preflight.peer_check"),
-    "start_responder": HostVerb("_preflight.peer_responder"),
-    "stop_responder": HostVerb("_preflight.peer_responder"),
-    "run_program": HostVerb("_preflight.programs"),
-    "start_program": HostVerb("_preflight.programs"),
-    "end_program": HostVerb("_preflight.programs"),
-    "keep_measured": HostVerb("_preflight.programs"),
-    "trainer_files": HostVerb("_trainer.files", check=True, host=True),
-    "trainer_venv": HostVerb("_trainer.venv", check=True, host=True),
+# The verbs of hosts by the file of module_utils with the functions of these names.
+HOST_FILES = {
+    "_probe.host": ("host_info",),
+    "_run.polling": ("run_info",),
+    "_run.files": ("run_files",),
+    "_keeper.deployment": ("run_folder", "keeper_request", "purge"),
+    "_kit.env_file": ("env_file",),
+    "_session.wanted": ("tmux_session",),
+    "_doctor.gather": ("doctor_info",),
+    "_preflight.peer_check": ("peer_check",),
+    "_preflight.peer_responder": ("start_responder", "stop_responder"),
+    "_preflight.programs": ("run_program", "start_program", "end_program", "keep_measured"),
+    "_trainer.files": ("trainer_files",),
+    "_trainer.venv": ("trainer_venv",),
 }
+HOST_VERBS = {verb: file for file, found in HOST_FILES.items() for verb in found}
 
 
 class Call(NamedTuple):
@@ -102,20 +90,14 @@ class Call(NamedTuple):
 
     def ask_once(self, verb: str, **params: Any) -> dict[str, Any]:
         """The same over a connection that works."""
-        wanted = HOST_VERBS[verb]
-        told = {
-            **({"check": self.check} if wanted.check else {}),
-            **({"host": self.host} if wanted.host else {}),
-            **params,
-        }
-        return piped(self.action, program(verb, told, self.action._task.environment), self.variables)
+        return piped(self.action, program(self, verb, params), self.variables)
 
 
-def program(verb: str, params: Mapping[str, Any], environments: Any = ()) -> str:
-    """The program that calls a verb on the host; environments: those of the task, each over the one before."""
-    environ = {name: str(value) for one in environments or () for name, value in one.items()}
-    module = f"{host_code.PACKAGE}.{HOST_VERBS[verb].file}"
-    text = host_code.program(bare.__name__, "answer", MARK, module, verb, params, environ, needs=(module,))
+def program(call: Call, verb: str, params: Mapping[str, Any]) -> str:
+    """The program that calls a verb on the host, in the environment of the task."""
+    environ = {name: str(value) for one in call.action._task.environment or () for name, value in one.items()}
+    module, usual = f"{host_code.PACKAGE}.{HOST_VERBS[verb]}", {"check": call.check, "host": call.host}
+    text = host_code.program(bare.__name__, "answer", MARK, module, verb, params, usual, environ, needs=(module,))
     # A hundred kilobytes, five times for the simplest play, are slow over a slow link; a quarter of that is not.
     packed = base64.b64encode(zlib.compress(text.encode("utf-8"))).decode("ascii")
     return f"import base64, zlib\nexec(zlib.decompress(base64.b64decode('{packed}')))\n"
@@ -123,8 +105,8 @@ def program(verb: str, params: Mapping[str, Any], environments: Any = ()) -> str
 
 def read_sources() -> None:
     """Read the sources of all verbs, before Ansible forks for each host."""
-    for verb in HOST_VERBS.values():
-        host_code.sources_text((f"{host_code.PACKAGE}.{verb.file}", bare.__name__))
+    for file in HOST_FILES:
+        host_code.sources_text((f"{host_code.PACKAGE}.{file}", bare.__name__))
 
 
 FOUND = "nanochat-ddp-python "
@@ -164,12 +146,13 @@ def piped(action: ActionBase, text: str, variables: Mapping[str, Any]) -> dict[s
 
 
 def answer_in(lines: list[str]) -> dict[str, Any] | None:
-    """The answer among the lines of a program's output; None if there is none, or not JSON."""
+    """The answer in a program's output, without what Ansible or the action would obey; None if there is none, or not JSON."""
     found = [line[len(MARK) :] for line in lines if line.startswith(MARK)]
     try:
-        return without_orders({"changed": False, **json.loads(found[-1])})
+        answer = {"changed": False, **json.loads(found[-1])}
     except (IndexError, TypeError, ValueError, RecursionError):
         return None
+    return {key: value for key, value in answer.items() if not key.startswith(ORDERS)}
 
 
 def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
@@ -181,11 +164,6 @@ def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
         return {"ansible_facts": {"discovered_interpreter_python": absolute_path(found)}}
     except InvalidHostData:
         return {}
-
-
-def without_orders(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer without what Ansible or the action would obey, and without its parameters."""
-    return {key: value for key, value in answer.items() if not key.startswith(ORDERS)}
 
 
 def decoded(answer: Mapping[str, Any], documents: Mapping[str, Any], host: object) -> dict[str, Any]:

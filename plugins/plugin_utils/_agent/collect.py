@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...filter.values import why_no_answer
 from ...module_utils._contract import validate
 from ...module_utils._contract.run_folder import RunNameError, plain_run_name
 from ...module_utils._kit.files import read_bytes, write_whole
@@ -19,7 +18,7 @@ from ...module_utils._preflight.predict import comparison_text
 from ...module_utils._run.collected import ReportError, host_folder
 from ...module_utils._run.files import PATTERNS, SMALL, RunFile, matches, stamped, step_of
 from ...module_utils._run.report import make_report
-from .._runs import newest_model
+from .._runs import newest_model, why_no_answer
 from .carrier import Call, across_sleep, decoded
 
 # Where checkpoints of trainings go that a host has set aside.

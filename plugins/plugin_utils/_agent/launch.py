@@ -13,17 +13,17 @@ from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 
-from ...filter.values import why_no_answer
 from ...module_utils._contract.document import Document, section
 from ...module_utils._contract.plan import Node, Plan
 from ...module_utils._contract.settings import convert
 from ...module_utils._contract.settings_table import find
 from ...module_utils._run.state import RUNNING, RunState
+from ...module_utils._run.stopping import LONGEST_STOP
+from .._runs import why_no_answer
 from .carrier import Call, decoded
 from .watch import answered_within
 
 Answer = dict[str, Any]
-LONGEST_STOP = 86400.0  # seconds, whatever a host says
 END_SECONDS = 60  # for processes that do not end by themselves
 
 

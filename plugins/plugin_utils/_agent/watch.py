@@ -1,104 +1,53 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Polls a run once for an until loop, tolerates broken connections, and judges all hosts' polls together."""
+"""Polls a run, tolerates broken connections, and judges all hosts' polls together."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
-from ansible import constants
 from ansible.errors import AnsibleConnectionFailure
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.utils.display import Display
 
-from ...filter.values import closing_table, of_hosts
-from ...module_utils._kit.files import read_object, write_json
 from ...module_utils._kit.printable import printable
-from ...module_utils._preflight.predict import Outlook
-from ...module_utils._run.health import STALLED, UNSEEN, Seen, StallLimits, without_cpu
+from ...module_utils._preflight.predict import Outlook, comparison_text
+from ...module_utils._run import table
+from ...module_utils._run.health import STALLED, UNSEEN, USUAL, Seen, StallLimits, without_cpu
+from ...module_utils._run.live_line import regrouped
 from ...module_utils._run.state import AWAY, CRASHED, ENDED, FINISHED, STOPPED, RunState
 from ...module_utils._run.watching import ORPHANED, STARTED, WatchVerdict, intervals, judge
 from .. import _configuration
-from .._display.progress import is_due, run_line
+from .._display.progress import Ledger, WatchEntry, is_due, ledger_of, run_line, seen_by
+from .._display.terminal import width
+from .._runs import seen_of
 from .carrier import Call, decoded, drop_connection
 
 display = Display()
 
 RETRY_SECONDS = 5.0
 ANSWER_SECONDS = 25
-LOOK_SECONDS = 40.0  # the longest wait for news, plus time to connect
 # Outcomes that need no action; AWAY: the others trained without this host (ddp_min_hosts).
 WELL = (FINISHED, STOPPED, STARTED, AWAY)
 TROUBLE = {CRASHED, STALLED, ORPHANED}
 
 
-class WatchEntry(TypedDict, total=False):
-    """State of a host's loop: the last answer, and the times of the last changes by a clock that stops while this machine sleeps."""
-
-    begun: float
-    asked: float
-    seen: float
-    run: RunState
-    silent_since: float
-    worked: float
-    ended_since: float
-    over: str
-
-
-def seen_by(host: str, entry: WatchEntry, now: float) -> Seen:
-    """A ledger entry as input of the judgement."""
-    asked = now - entry.get("asked", now)
-    return Seen(
-        host,
-        entry.get("run") or UNSEEN,
-        age=now - entry.get("begun", now),
-        looked=now - entry.get("seen", now),
-        # A loop may still be waiting this long for a frozen host's answer.
-        silent=now - entry["silent_since"] if entry.get("silent_since") else max(0.0, asked - LOOK_SECONDS),
-        without_cpu=now - entry["worked"] if entry.get("worked") else math.inf,
-        ended=now - entry["ended_since"] if entry.get("ended_since") else 0.0,
-        verdict=entry.get("over"),
-    )
-
-
-class Ledger:
-    """Files by which the processes of a playbook run share their hosts' state, in its temporary folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def write(self, host: str, entry: Mapping[str, Any]) -> None:
-        """Write a host's entry atomically."""
-        write_json(str(self.path(host)), entry)
-
-    def read(self, host: str) -> WatchEntry:
-        """A host's entry; empty if there is none."""
-        return cast(WatchEntry, read_object(str(self.path(host))))
-
-    def path(self, host: str) -> Path:
-        """A host's file; the name is quoted, because inventory names may contain anything."""
-        return self.folder / (host.encode().hex() + ".json")
-
-
 def run_watch(call: Call, **options: Any) -> dict[str, Any]:
-    """Poll a host's share of a run once, for an until loop, and decide whether watching it is over.
+    """Poll a host's share of a run until watching it is over, and tell of its progress.
 
-    plan: the run's; is_ours: whether this play started it. first_step: watching ends with it. stall_minimum: seconds without progress
-    or CPU use after which a run may count as stalled; lost_after: those after which a silent host is given up.
+    plan: the run's; is_ours: whether this play started it. first_step: watching ends with it. patience: how many times the usual time
+    without progress or CPU use a run gets before it counts as stalled.
     """
     watch = Watch(call, options)
     seen = watch.poll_and_judge()
-    # Under a display that would call each attempt FAILED there is one attempt, with a line now and then.
-    while not seen["over"] and not _configuration.shows_progress() and not abandoned():
+    while not seen["over"]:
         watch.tell()
         seen = watch.poll_and_judge()
     return seen
@@ -109,19 +58,24 @@ class Watch:
 
     def __init__(self, call: Call, options: Mapping[str, Any], ledger: Ledger | None = None) -> None:
         self.call, self.options, self.host = call, options, call.host
-        self.ledger = ledger or Ledger(Path(constants.DEFAULT_LOCAL_TMP) / f"run-watch-{call.action._task._uuid}")
+        self.ledger = ledger or ledger_of(call.action._task)
         self.told = ("", 0.0)  # the last line about the run, and when it was printed
+        self.generation = 1  # the newest one; the first is no news
 
     def tell(self) -> None:
-        """Print the run's progress, from the process of the first host that is not over."""
-        now, hosts = time.monotonic(), [node["host"] for node in self.options["plan"]["nodes"]]
-        if self.host == next((host for host in hosts if not self.ledger.read(host).get("over")), ""):
-            entries = {host: self.ledger.read(host) for host in hosts}
-            line = run_line([seen_by(host, entry, now) for host, entry in entries.items() if entry])
-            if is_due(line, *self.told, begun=entries[self.host]["begun"]):
-                self.told = (line, now)
-                # Programs that read another display's output want nothing else in it.
-                display.display(printable(line), stderr=True)
+        """Print the run's news, and where there is no live line its progress, from the process of the first host that is not over."""
+        seen, ours = self.ledger.seen(), _configuration.shows_progress()
+        self.generation, news = regrouped(seen, self.generation)
+        watched = [one.host for one in seen if one.verdict is None]
+        told = [news] if news else []
+        line = "" if ours and width() else run_line(seen)
+        if line and is_due(line, *self.told, begun=self.ledger.read(self.host)["begun"]):
+            self.told = (line, time.monotonic())
+            told.append(line)
+        # Programs that read the output want nothing else in it.
+        quiet = boolean(self.call.variables.get("ddp_json") or False, strict=False)
+        for text in told if watched[:1] == [self.host] else []:
+            display.display(printable(text), stderr=quiet or not ours)
 
     def poll_and_judge(self) -> dict[str, Any]:
         """Poll the host, and decide whether watching it is over."""
@@ -154,8 +108,9 @@ class Watch:
         now, options = time.monotonic(), self.options
         hosts = {node["host"] for node in options["plan"]["nodes"]} | {self.host}
         seen = {name: seen_by(name, self.ledger.read(name), now) for name in hosts}
-        limits = StallLimits(minimum=float(options["stall_minimum"]), timeout=float(options["plan"]["timeout_seconds"]))
-        return judge(self.host, seen, limits, options["first_step"], float(options["lost_after"]))
+        minimum = int(options["patience"]) * USUAL.minimum
+        limits = StallLimits(minimum, timeout=float(options["plan"]["timeout_seconds"]))
+        return judge(self.host, seen, limits, options["first_step"])
 
     def poll(self, entry: WatchEntry) -> dict[str, Any] | None:
         """Update the entry from the host; returns a failed result if polling is impossible."""
@@ -203,15 +158,23 @@ class Watch:
 
 
 def judge_watch(call: Call, prediction: Outlook) -> dict[str, Any]:
-    """The hosts' verdicts after a watch, whether all is well, whether the doctor should look at it, and the closing table."""
-    seen = of_hosts(call.variables["ansible_play_hosts"], call.variables["hostvars"], "__watch_seen")
+    """The hosts' verdicts after a watch, where the run failed, whether the doctor should look at it, and the closing table."""
+    known = call.variables["hostvars"]
+    seen = {host: known[host]["__watch_seen"] for host in call.variables["ansible_play_hosts"]}
     verdicts = {host: one["verdict"] for host, one in seen.items()}
     return {
         "verdicts": verdicts,
-        "well": set(verdicts.values()) <= set(WELL),
+        "failed_on": [host for host, verdict in verdicts.items() if verdict not in WELL],
         "trouble": not TROUBLE.isdisjoint(verdicts.values()),
         "lines": closing_table(seen, prediction).splitlines(),
     }
+
+
+def closing_table(results: Any, prediction: Outlook | None = None) -> str:
+    """The closing table, followed by the prediction compared with the result."""
+    seen = seen_of(results)
+    beside = comparison_text(prediction, {one.host: one.run for one in seen}) if prediction else ""
+    return printable("\n".join([table.closing_table(seen, width()), *([beside] if beside else [])]))
 
 
 @contextlib.contextmanager

@@ -8,27 +8,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, TypedDict, cast
 
-from ...module_utils._run.health import Seen
-from ...module_utils._run.live_line import live_line, regrouped
+from ansible import constants
+
+from ...module_utils._kit.files import read_object, write_json
+from ...module_utils._run.health import LOST, UNSEEN, Seen
+from ...module_utils._run.live_line import live_line
+from ...module_utils._run.state import RunState
 from .steps import Steps
 from .terminal import Terminal
 
+LOOK_SECONDS = 40.0  # the longest wait for news, plus time to connect
 QUIET_SECONDS = (2.0, 60.0)  # interval of progress lines without a terminal, at first and in a long run
-
-
-class Watched(NamedTuple):
-    """A watched host, with times by this machine's clock."""
-
-    seen: Seen
-    first: float  # when watching it began
-    looked: float  # when it answered last
 
 
 def run_line(seen: Collection[Seen], width: int = 0, fancy: bool = True) -> str:
     """The run's position in the available width; without a width all of it."""
-    away = sorted(one.host for one in seen if one.silent)
+    away = sorted(one.host for one in seen if one.silent and one.verdict in (None, LOST))
     tail = f"  ({', '.join(away)} does not answer)" if away else ""
     room = max(20, width - len(tail)) if width else 0
     return live_line(list(seen), room, unicode=fancy) + tail
@@ -40,53 +38,86 @@ def is_due(line: str, before: str, since: float, begun: float) -> bool:
     return line != before and now - since >= min(QUIET_SECONDS[1], max(QUIET_SECONDS[0], (now - begun) / 10))
 
 
+class WatchEntry(TypedDict, total=False):
+    """State of a host's loop: the last answer, and the times of the last changes by a clock that stops while this machine sleeps."""
+
+    begun: float
+    asked: float
+    seen: float
+    run: RunState
+    silent_since: float
+    worked: float
+    ended_since: float
+    over: str
+
+
+def seen_by(host: str, entry: WatchEntry, now: float) -> Seen:
+    """A ledger entry as input of the judgement."""
+    asked = now - entry.get("asked", now)
+    return Seen(
+        host,
+        entry.get("run") or UNSEEN,
+        age=now - entry.get("begun", now),
+        looked=now - entry.get("seen", now),
+        # A loop may still be waiting this long for a frozen host's answer.
+        silent=now - entry["silent_since"] if entry.get("silent_since") else max(0.0, asked - LOOK_SECONDS),
+        without_cpu=now - entry["worked"] if entry.get("worked") else math.inf,
+        ended=now - entry["ended_since"] if entry.get("ended_since") else 0.0,
+        verdict=entry.get("over"),
+    )
+
+
+class Ledger:
+    """Files by which the processes of a playbook run share their hosts' state, in its temporary folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, host: str, entry: Mapping[str, Any]) -> None:
+        """Write a host's entry atomically."""
+        write_json(str(self.path(host)), entry)
+
+    def read(self, host: str) -> WatchEntry:
+        """A host's entry; empty if there is none."""
+        return cast(WatchEntry, read_object(str(self.path(host))))
+
+    def seen(self) -> list[Seen]:
+        """The hosts so far."""
+        hosts = [bytes.fromhex(path.stem).decode() for path in sorted(self.folder.glob("*.json"))]
+        return [seen_by(host, self.read(host), time.monotonic()) for host in hosts]
+
+    def path(self, host: str) -> Path:
+        """A host's file; the name is quoted, because inventory names may contain anything."""
+        return self.folder / (host.encode().hex() + ".json")
+
+
+def ledger_of(task: Any) -> Ledger:
+    """That of a task that watches a run."""
+    return Ledger(Path(constants.DEFAULT_LOCAL_TMP) / f"run-watch-{task._uuid}")
+
+
 class RunProgress:
-    """The last result of run_watch of each host."""
+    """The live line of a watched run."""
 
     def __init__(self, terminal: Terminal, steps: Steps) -> None:
-        self.rows: dict[str, Watched] = {}
         self._terminal = terminal
         self._steps = steps
-        self._line = ("", 0.0)
-        self._generation = 1  # the first one is no news
+        self._ledger: Ledger | None = None
 
     @property
     def unfinished(self) -> bool:
         """Whether a watched run has no verdict yet."""
-        return any(row.seen.verdict is None for row in self.rows.values())
+        return self._ledger is not None and any(one.verdict is None for one in self._ledger.seen())
 
-    def take(self, host: str, seen: Mapping[str, Any], final: bool) -> None:
-        """Add a result of run_watch."""
-        if "over" not in seen or not isinstance(seen.get("run"), Mapping):
-            return
-        now, silent = time.monotonic(), math.inf if seen.get("reachable") is False else 0.0
-        first = self.rows[host].first if host in self.rows else now
-        self.rows[host] = Watched(Seen(host, seen["run"], silent=silent, verdict=seen.get("verdict")), first, now)
-        self._show(final and bool(seen.get("verdict")))
+    def watch(self, task: Any) -> None:
+        """Show the run that a task watches."""
+        self._ledger = ledger = ledger_of(task)
 
-    def _show(self, ended: bool) -> None:
+        def line(width: int) -> str:
+            """Below its step, and in what is left of a terminal's line."""
+            seen = ledger.seen()
+            return "  " + run_line(seen, max(1, width - 2), self._terminal.fancy) if seen else ""
+
         self._steps.forget_task()
-        self._generation, news = regrouped([row.seen for row in self.rows.values()], self._generation)
-        if news:
-            self._steps.tell(news)
-        if self._terminal.quiet:
-            return
-        if ended:
-            self._terminal.hide()
-        else:
-            self._terminal.show(self._run_line)
-        if not self._terminal.present:
-            self._print_if_due(self._run_line(0).strip())
-
-    def _run_line(self, width: int) -> str:
-        """Below its step, and in what is left of a terminal's line."""
-        now = time.monotonic()
-        rows = [row.seen._replace(age=now - row.first, looked=now - row.looked) for row in self.rows.values()]
-        return "  " + run_line(rows, max(1, width - 2) if width else 0, self._terminal.fancy)
-
-    def _print_if_due(self, line: str) -> None:
-        """Without a terminal, a line now and then."""
-        before, at = self._line
-        if is_due(line, before, at, self._steps.begun):
-            self._line = (line, time.monotonic())
-            self._steps.tell(line)
+        self._terminal.show(line)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...module_utils._kit.printable import printable
 
+COLUMNS = "NANOCHAT_DDP_COLUMNS"
 TICK = 1.0  # redraw interval of the live line, so that time visibly passes
 MARKS = {
     "done": ("✔", "ok"),
@@ -23,6 +24,12 @@ MARKS = {
     "warning": ("!", "warning"),
     "info": ("·", "note"),
 }
+
+
+def width() -> int:
+    """The terminal's width without the display's indentation, also in processes that have no terminal; 0 if there is none."""
+    columns = os.environ.get(COLUMNS, "")
+    return max(0, int(columns) - 2) if columns.isdigit() else 0
 
 
 class Terminal:
@@ -84,7 +91,7 @@ class Terminal:
         self._display.display = guarded
         if self.present:
             # Tables are made in processes without the terminal.
-            os.environ["NANOCHAT_DDP_COLUMNS"] = str(self.columns)
+            os.environ[COLUMNS] = str(self.columns)
 
     def _write(self, text: str) -> None:
         """Bytes to the terminal past everything that keeps a log.

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...module_utils._contract.decode import believed_plans
 from ...module_utils._contract.plan import Plan
-from ...module_utils._doctor.case import bundle
+from ...module_utils._doctor.case import Case, bundle
 from ...module_utils._doctor.judge import diagnose
 from ...module_utils._kit.printable import printable
 from .._agent.carrier import Call
@@ -54,11 +54,11 @@ def judge_verdict(
     hosts, known = [node["host"] for node in plan["nodes"]], call.variables["hostvars"]
     gone = {"unreachable": True, "msg": "it is not in this inventory"}
     there = [host for host in hosts if host in call.variables["groups"]["all"]]
-    seen = {host: evidence.get(host) if host in there else gone for host in hosts}
-    told = diagnose(plan, seen)
+    case = Case.examined(plan, {host: evidence.get(host) if host in there else gone for host in hosts})
+    told = diagnose(case)
     file = f"{results_dir}/{plan['run']}/doctor.json"
     secrets = [known[host].get("ddp_secret_env") or {} for host in there]
-    whole = bundle(plan, seen, secrets, {"verdict": told["verdict"], "summary": told["evidence"]})
+    whole = bundle(case, secrets, {"verdict": told["verdict"], "summary": told["evidence"]})
     keep(file, whole, "The evidence", 0o600)
     text = json.dumps(told, indent=4, sort_keys=True) if as_json else printable(text_of(told, file))
     return {**told, "lines": text.splitlines()}

@@ -31,6 +31,7 @@ from ...module_utils._rules import messages
 from .. import _configuration
 from .._agent.carrier import Call
 from .._display.texts import finding_text
+from .._runs import command_on, is_local
 from .kept import keep
 
 display = Display()
@@ -40,7 +41,7 @@ DEMO = Path(__file__).resolve().parents[3] / "trainer" / "data" / "conversations
 
 def read_settings(call: Call, hosts: Sequence[str]) -> dict[str, object]:
     """The controller's settings."""
-    return {"controller": controller_settings(read(settings_of(call, hosts)).run)}
+    return located(controller_settings(read(settings_of(call, hosts)).run))
 
 
 def read_questions(call: Call, hosts: Sequence[str], tolerant: bool = False) -> dict[str, object]:
@@ -48,7 +49,9 @@ def read_questions(call: Call, hosts: Sequence[str], tolerant: bool = False) -> 
     given = settings_of(call, hosts)
     refuse_limit(call, hosts, tolerant)
     refuse_root(call)
-    tell_what_is_lacking(len(given))
+    # Printed once by the first play: settings that no play can make.
+    if lacking := _configuration.lacking(len(given)):
+        display.display(lacking, stderr=True)
     return {"questions": questions(given)}
 
 
@@ -90,12 +93,17 @@ def make_plan(
         "changed": keep(file, told, "The plan", check=call.check),
         **told,
         "ranks": {node["host"]: node["rank"] for node in plan["nodes"]},
-        "controller": outcome.controller,
+        "controller": located(outcome.controller),
         "training": {**training, **drawn},
         "so_far": so_far(plan["digest"], probes, bool(outcome.controller["fresh"]), tools),
         "text": whole,
         "show": unequal if measured and len(set(rows.values())) > 1 else "",
     }
+
+
+def located(controller: Mapping[str, Any]) -> dict[str, object]:
+    """The settings of the controller, with the whole path of its folder; a relative one lies where the playbook was called."""
+    return {**controller, "results_dir": os.path.realpath(os.path.expanduser(controller["results_dir"]))}
 
 
 def seen_on_the_controller(hosts: list[Given], tolerant: bool) -> Here:
@@ -139,13 +147,6 @@ def print_plan(how: str, document: Mapping[str, Any], text: str, findings: list[
             display.display(printable("\n".join(map(finding_text, findings))) + "\n")
 
 
-def tell_what_is_lacking(hosts: int) -> None:
-    """Printed once by the first play: settings that no play can make."""
-    said = _configuration.lacking(hosts)
-    if said:
-        display.display(said, stderr=True)
-
-
 def refuse_limit(call: Call, hosts: Sequence[str], tolerant: bool) -> None:
     """Refuse --limit, which would leave out ranks, except for looking at a run or stopping it."""
     playing = call.variables.get("ansible_play_hosts_all")
@@ -184,23 +185,10 @@ def host_of(name: str, variables: Mapping[str, Any]) -> Given:
         "settings": settings,
         "probe": known.get("ddp_probe"),
         "error": known.get("ddp_probe_error") or None,
-        "reach": reach(name, known),
-        "login": login(name, known),
+        # The name or address at which other hosts would reach it; unknown for a local connection.
+        "reach": None if is_local(known) else str(known.get("ansible_host") or name),
+        "login": command_on(name, known),
     }
-
-
-def reach(name: str, known: Mapping[str, Any]) -> str | None:
-    """The name or address at which other hosts would reach this one; unknown for a local connection."""
-    if known.get("ansible_connection") in ("local", "ansible.builtin.local"):
-        return None
-    return str(known.get("ansible_host") or name)
-
-
-def login(name: str, known: Mapping[str, Any]) -> str:
-    """The command by which a person logs in to a host, as the inventory says."""
-    user, port = known.get("ansible_user"), known.get("ansible_port")
-    at = f"{f'{user}@' if user else ''}{known.get('ansible_host') or name}"
-    return f"ssh -p {port} {at}" if port else f"ssh {at}"
 
 
 def value_of(host: str, known: Mapping[str, Any], name: str) -> Any:

@@ -297,13 +297,6 @@
 
   const tile = (label, value, kind = '') => byId('tiles').append(make('div', { class: 'tile' }, make('b', { class: kind }, value), make('span', {}, label)));
 
-  const identical = () => {
-    const said = data.ranks.map((rank) => rank.summary.identical);
-    if (said.includes(false)) return ['NO', 'bad'];
-    if (data.missing.length || said.some((one) => !known(one))) return ['not compared', ''];
-    return ['yes', 'good'];
-  };
-
   const continuation = ({ prompt, text }) => prompt && text && text.startsWith(prompt) ? text.slice(prompt.length) : text || '';
 
   const drawTrainingTiles = (one) => {
@@ -328,12 +321,10 @@
     drawTrainingTiles(one);
     if (several) {
       tile('waited for other ranks', data.ranks.map((rank) => share(rank.summary.wait_share)).slice(0, 4).join(' / '));
-      tile('weights identical on all ranks', ...identical());
+      tile('weights identical on all ranks', ...({ true: ['yes', 'good'], false: ['NO', 'bad'] }[data.identical] || ['not compared']));
     }
     byId('sentences').append(...data.sentences.map((text) => make('p', {}, text)));
-    for (const host of data.missing) byId('notices').append(make('div', { class: 'notice' }, `${host} is part of the plan, but nothing was collected from it.`));
-    if (data.given_up) byId('notices').append(make('div', { class: 'notice' }, `The run was given up: ${data.given_up}`));
-    for (const rank of data.ranks.filter((rank) => rank.summary.end.startsWith('crashed') && !data.given_up)) byId('notices').append(make('div', { class: 'notice' }, `${rank.summary.host} ${rank.summary.end}`));
+    byId('notices').append(...data.notices.map((text) => make('div', { class: 'notice' }, text)));
     fillTrainingTable();
     const samples = data.ranks.flatMap((rank) => rank.samples);
     const prompts = [...new Set(samples.map((sample) => sample.prompt || ''))].map((prompt) => samples.filter((sample) => (sample.prompt || '') === prompt));

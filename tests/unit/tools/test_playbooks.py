@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,18 @@ def plays():
 
 
 def tasks():
-    """Every task of every role, those of blocks as well."""
+    """Every task of every role."""
     for path in sorted((ROOT / "roles").glob("*/tasks/*.yml")):
-        waiting = list(yaml.safe_load(path.read_text()))
-        while waiting:
-            task = waiting.pop()
-            for part in ("block", "rescue", "always"):
-                waiting += task.get(part, [])
+        for task in within(yaml.safe_load(path.read_text())):
             yield str(path.relative_to(ROOT)), task
+
+
+def within(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """These tasks, and those of their blocks."""
+    for item in items:
+        yield item
+        for part in ("block", "rescue", "always"):
+            yield from within(item.get(part, []))
 
 
 def test_every_play_takes_the_hosts_that_are_asked_for_and_an_empty_target_for_none():
@@ -45,10 +50,10 @@ def test_field_41_looks_at_hosts_that_may_be_frozen_have_a_limit():
         (path, task)
         for path, task in tasks()
         if path.startswith("roles/doctor/")
-        or path.endswith(("find_run/tasks/main.yml", "launch/tasks/stop.yml", "plan/tasks/probe.yml"))
+        or path.endswith(("find_run/tasks/main.yml", "launch/tasks/stop.yml", "plan/tasks/main.yml"))
     ]
     looks = [(path, task) for path, task in looks if task.get("nanochat.ddp.agent", {}).get("verb") in wanted]
-    assert {path.split("/")[-1] for path, dummy in looks} >= {"main.yml", "stop.yml", "probe.yml"}
+    assert {path.split("/")[-1] for path, dummy in looks} >= {"main.yml", "stop.yml"}
     assert [(path, task["name"]) for path, task in looks if "timeout" not in task] == []
 
 
@@ -73,6 +78,15 @@ def test_field_42_what_all_hosts_say_is_worked_out_once_and_not_by_every_host():
     verbs = [(task.get("nanochat.ddp.agent", {}).get("verb", ""), task) for dummy, task in tasks()]
     judgements = [task for verb, task in verbs if verb.startswith("judge_")]
     assert len(judgements) > 3 and all(task["run_once"] for task in judgements)
+
+
+def test_a_host_that_gives_no_answer_does_not_end_the_others_without_a_word():
+    """In a play with any_errors_fatal Ansible marks every host as failed when one is unreachable, also where ignore_unreachable says
+    that this is no error, and prints nothing. Only any_errors_fatal or ignore_errors of the task itself keep it from that."""
+    fatal = [task for dummy, play in plays() if play.get("any_errors_fatal") for task in within(play.get("tasks", []))]
+    ignoring = [task for task in [*(task for dummy, task in tasks()), *fatal] if task.get("ignore_unreachable")]
+    kept = [task for task in ignoring if task.get("any_errors_fatal") is False or task.get("ignore_errors") is True]
+    assert len(ignoring) > 5 and ignoring == kept
 
 
 def test_an_inventory_that_cannot_be_read_stops_everything(tmp_path):

@@ -74,7 +74,7 @@ def made(arguments: dict[str, Any], execute: Any) -> Any:
 def watch(machine, monkeypatch, tmp_path):
     """`watch(host, execute)`: one poll of a host and its verdict."""
     plan = {"nodes": NODES, "timeout_seconds": 300.0}
-    options = {"plan": plan, "is_ours": False, "first_step": False, "stall_minimum": 45.0, "lost_after": 600.0}
+    options = {"plan": plan, "is_ours": False, "first_step": False, "patience": 1}
 
     def poll(host: str, execute: Any) -> dict[str, Any]:
         call = Call(made({}, execute), {"inventory_hostname": host})

@@ -5,15 +5,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import MARK
 
 FOUND = {"node1": {"run": {"run": "d4"}}}
 LOG = "log/rank0.log"
@@ -39,21 +35,13 @@ class Host:
 
 
 @pytest.fixture
-def collect(tmp_path, monkeypatch):
-    """`collect(host, **arguments)`; returns what the action says."""
+def collect(tmp_path, agent):
+    """`collect(host, check)`; returns what the action says."""
 
-    def run(host: Host, check: bool = False, **arguments: Any) -> dict[str, Any]:
-        task = SimpleNamespace(
-            args={"verb": "run_files", "dest": str(tmp_path / "runs"), "base_dir": "~/b", "found": FOUND, **arguments},
-            async_val=0, check_mode=check, diff=False, environment=[], delegate_to=None,
-        )  # fmt: skip
-        context = SimpleNamespace(check_mode=check, become=False, remote_user="me", diff=False, no_log=False)
-        host_shell = SimpleNamespace(tmpdir="unused")
-        host._shell = host_shell  # type: ignore[attr-defined]
-        made = ActionModule(task, host, context, None, SimpleNamespace(template=lambda value: value), None)
-        told = {"stdout": MARK + json.dumps(host.answer)}
-        monkeypatch.setattr(made, "_low_level_execute_command", lambda *dummy, **more: told)
-        return made.run(task_vars={"inventory_hostname": "node1"})
+    def run(host: Host, check: bool = False) -> dict[str, Any]:
+        given = {"dest": str(tmp_path / "runs"), "base_dir": "~/b", "found": FOUND}
+        variables = {"inventory_hostname": "node1"}
+        return agent("run_files", variables, check, prints=host.answer, connection=host, **given)
 
     return run
 

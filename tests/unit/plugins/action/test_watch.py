@@ -27,6 +27,7 @@ def test_where_lines_stay_there_are_fewer_of_them_the_longer_it_takes(monkeypatc
 def test_the_first_hosts_process_tells_where_the_run_is(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(watch.display, "display", lambda line, stderr: said.append((line, stderr)))
+    monkeypatch.setattr(watch._configuration, "shows_progress", lambda: False)
     action: Any = SimpleNamespace(_task=SimpleNamespace(_uuid="1", delegate_to=None))
     nodes = [{"host": "host1"}, {"host": "host2"}]
     one, another = (

@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.filter.values import of_hosts, one_run, plain_name, seen_of, setting
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._runs import command_on
 
 
 def test_a_host_without_the_variable_is_not_left_out():
     hostvars = {
-        "desktop": {"seen": {"run": {"run": "d4", "state": "running", "session_age": 1.0}}},
+        "desktop": {"seen": {"run": {**EMPTY, "run": "d4", "state": "running"}}},
         "laptop": {},
         "off": {},
     }
@@ -34,14 +38,35 @@ def test_an_empty_setting_has_its_default(given, taken):
     assert setting(given, "ddp_base_dir") == taken
 
 
-@pytest.mark.parametrize("name", ["d4", "3.11-x86_64", "run_2", "a" * 100])
-def test_plain_names_pass(name):
-    assert plain_name(name) == name
+def test_a_name_from_a_host_is_plain_or_refused_in_a_sentence():
+    assert plain_name("3.11-x86_64") == "3.11-x86_64"
+    with pytest.raises(AnsibleFilterError, match="plain name"):
+        plain_name("../x")
+
+
+LOG = "/srv/my runs/rank1.log"
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "/x", "a/b", ".ssh", "-rf", "a\0", "a\n", "a" * 101, None, 4, ["a"], {}]
+    ("known", "words"),
+    [
+        ({}, ["ssh", "laptop"]),
+        (
+            {"ansible_host": "10.0.0.2", "ansible_user": "xiaoxin", "ansible_port": 22},
+            ["ssh", "-p", "22", "xiaoxin@10.0.0.2"],
+        ),
+        ({"ansible_ssh_private_key_file": "/my key"}, ["ssh", "-i", "/my key", "laptop"]),
+        ({"ansible_ssh_common_args": "-J 'gate way' -v"}, ["ssh", "-J", "gate way", "-v", "laptop"]),
+    ],
 )
-def test_other_names_are_refused(name):
-    with pytest.raises(AnsibleFilterError, match="plain name"):
-        plain_name(name)
+def test_a_command_for_a_host_is_reached_as_ansible_reaches_it(known, words):
+    *before, command = shlex.split(command_on("laptop", known, ["tail", "-F", LOG]))
+    assert before == words and shlex.split(command) == ["tail", "-F", LOG]
+
+
+def test_a_command_for_this_machine_needs_no_ssh():
+    assert shlex.split(command_on("laptop", {"ansible_connection": "local"}, ["tail", "-F", LOG])) == [
+        "tail",
+        "-F",
+        LOG,
+    ]

@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings_ta
     FindingKind,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import judge
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import bundle
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case, bundle
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import CODES, FAILED, lines_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LOSSES, Cause
@@ -74,8 +74,12 @@ def result_of(found: dict[str, Any] | None) -> dict[str, Any]:
     return TIMED_OUT if found is None else found if "failed" in found or "unreachable" in found else {"evidence": found}
 
 
+def diagnosed(plan: Any, results: dict[str, Any]) -> Any:
+    return diagnose(Case.examined(plan, results))
+
+
 def verdict(desktop: dict[str, Any] | None, laptop: dict[str, Any] | None) -> dict[str, Any]:
-    told = diagnose(PLAN, {host: result_of(found) for host, found in (("desktop", desktop), ("laptop", laptop))})
+    told = diagnosed(PLAN, {"desktop": result_of(desktop), "laptop": result_of(laptop)})
     assert len(told["evidence"]) >= 2
     return dict(told["verdict"])
 
@@ -214,7 +218,7 @@ def test_two_ranks_that_did_not_find_each_other() -> None:
     assert "did not find each other" in told["seen"] and "only 1 of 2 ranks" in told["seen"]
     # A host alone has nobody to miss.
     alone = {"desktop": result_of(exited("laptop", crashed("the URL timed out")))}
-    told = dict(diagnose({**PLAN, "nodes": PLAN["nodes"][:1]}, alone)["verdict"])
+    told = dict(diagnosed({**PLAN, "nodes": PLAN["nodes"][:1]}, alone)["verdict"])
     assert (told["code"], told["host"]) == ("rank-failed", "desktop")
     # One that ended for a reason of its own is to blame.
     assert blamed(exited("laptop", lost), exited("desktop", crashed("qwertz"))) == ("rank-failed", "laptop")
@@ -240,7 +244,8 @@ def test_the_bundle_has_no_secrets() -> None:
     # One secret is a part of another, and one is a word.
     found = {"desktop": rank("laptop", {"last_lines": ["login with s3cr3t, s3cr and yes failed"]}), "laptop": None}
     results = {host: result_of(one) for host, one in found.items()}
-    told = bundle({**PLAN, "nodes": [node]}, results, [{"SHORT": "s3cr", "WANDB_API_KEY": "s3cr3t", "FLAG": "yes"}], {})
+    case: Any = Case.examined({**PLAN, "nodes": [node]}, results)
+    told: Any = bundle(case, [{"SHORT": "s3cr", "WANDB_API_KEY": "s3cr3t", "FLAG": "yes"}], {})
     assert told["plan"]["nodes"] == PLAN["nodes"][:1]
     assert told["hosts"]["desktop"]["run"]["last_lines"] == ["login with ***, *** and yes failed"]
     assert told["hosts"]["laptop"] == "did not answer within 25 s"
@@ -266,7 +271,7 @@ def test_a_failed_module_is_never_told_as_a_host_out_of_reach() -> None:
     assert (told["code"], told["severity"], told["host"]) == ("rank-not-examined", "error", "laptop")
     assert told["seen"] == "rank 1 (laptop) could not be examined: dmesg: Operation not permitted."
     assert verdict(exited("laptop", crashed("ValueError: x")), failed)["code"] == "rank-failed"
-    assert "was not contacted" in diagnose(PLAN, {"desktop": None, "laptop": {}})["verdict"]["seen"]
+    assert "was not contacted" in diagnosed(PLAN, {"desktop": None, "laptop": {}})["verdict"]["seen"]
 
 
 def test_what_a_rank_reported_outweighs_that_its_processes_are_still_there() -> None:

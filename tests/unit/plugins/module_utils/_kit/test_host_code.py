@@ -12,12 +12,12 @@ import sys
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deployment
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, host_code
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import HOST_VERBS
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import HOST_FILES
 
 
 def answer(verb, **params):
     """The answer of a verb's program, from a Python with only its standard library."""
-    told = ("mark ", verb.__module__, verb.__name__, params, {})
+    told = ("mark ", verb.__module__, verb.__name__, params, {}, {})
     text = host_code.program(bare.__name__, "answer", *told, needs=(verb.__module__,))
     done = subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("mark ")
@@ -38,7 +38,7 @@ def test_a_run_folder_is_deployed_and_its_keeper_starts(tmp_path):
     assert "cannot be created" in refused["msg"]
 
 
-@pytest.mark.parametrize("file", [*sorted({verb.file for verb in HOST_VERBS.values()}), "_session.runner"])
+@pytest.mark.parametrize("file", [*HOST_FILES, "_session.runner"])
 def test_each_source_comes_after_what_it_needs(file):
     names = [name for name, dummy_source in host_code.sources(f"{host_code.PACKAGE}.{file}")]
     assert names[-1] == f"{host_code.PACKAGE}.{file}"

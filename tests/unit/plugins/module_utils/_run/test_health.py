@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import (
@@ -100,7 +101,7 @@ def test_watch_status_and_doctor_agree(case: str) -> None:
     table = run_table.status_screen(list(seen.values()))
     assert ("stalled" in table or "no heartbeat" in table) is (stalls or "no heartbeat, one evaluates" in case)
     answers = {"a": {"evidence": evidence(first, "b")}, "b": {"evidence": evidence(second, "a")}}
-    told = diagnose(PLAN, answers)
+    told = diagnose(Case.examined(PLAN, answers))
     # A rank that computes for longer than the timeout is examined, and found to be slow.
     alarm = told["verdict"]["severity"] == "error"
     assert alarm is (stalls and "computes" not in case)

@@ -35,8 +35,8 @@ def test_a_fine_tuned_model_comes_before_its_base():
     assert newest_model(looks) == {"host": "desktop", "run": "d4-sft", "run_dir": "/base/runs/d4-sft"}
 
 
-def collect(folder: Path, number: int, step: int, started: float, plan: str = "") -> Path:
-    checkpoints = folder / "base_checkpoints" / folder.parent.name
+def collect(folder: Path, number: int, step: int, started: float, plan: str = "", stage: str = "base") -> Path:
+    checkpoints = folder / f"{stage}_checkpoints" / folder.parent.name
     checkpoints.mkdir(parents=True)
     for name in (f"model_{step:06d}.pt", f"meta_{step:06d}.json"):
         (checkpoints / name).write_text("{}")
@@ -65,3 +65,11 @@ def test_what_was_set_aside_within_the_folder_does_not_count(tmp_path):
     ]
     told = read_run(str(run))
     assert (told["saved"], told["training"]) == (6, {"id": f"{2:016x}", "number": 2, "begun": 1})
+
+
+def test_the_model_that_a_fine_tuning_began_with_is_not_its_own(tmp_path):
+    base, tuned = collect(tmp_path / "d4" / "desktop", 1, 5000, 1.0), tmp_path / "d4-sft" / "desktop"
+    collect(tuned, 1, 120, 2.0, stage="chatsft")
+    (tuned / "base_checkpoints").mkdir()
+    (tuned / "base_checkpoints/d4").symlink_to(base / "base_checkpoints/d4")
+    assert [Path(path).name for path in newest_checkpoint(str(tuned))] == ["model_000120.pt", "meta_000120.json"]

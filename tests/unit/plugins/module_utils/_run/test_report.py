@@ -49,7 +49,7 @@ def append(path: Path, *events: dict[str, Any]) -> None:
 
 def test_every_figure_of_every_step_is_in_the_page_as_it_was_written(run: Path) -> None:
     data = report_data(run)
-    assert data["model"] == "depth 4, 36,700,200 parameters"
+    assert data["model"] == "depth 4, 7,340,162 parameters"
     for rank in (0, 1):
         events = lines_of(run / f"node{rank + 1}" / f"metrics-rank{rank}.jsonl")
         steps = [event for event in events if event["kind"] == "step"]
@@ -104,7 +104,7 @@ def test_a_missing_rank_and_a_crash_are_said(run: Path) -> None:
     write_lines(metrics, lines_of(metrics)[:-1])
     (run / "node1" / "log" / "rank0.log").write_text("RuntimeError: Connection closed by peer\n")
     data = report_data(run)
-    assert data["missing"] == ["node2"]
+    assert data["identical"] is None and data["notices"][0].startswith("node2 is part of the plan, but nothing")
     assert data["ranks"][0]["summary"]["end"].startswith("crashed with code 1, 40 of 40 steps made: RuntimeError: Conn")
     assert data["ranks"][0]["lines"] == ["RuntimeError: Connection closed by peer"]
 
@@ -198,12 +198,12 @@ def test_all_checkpoints_of_a_rank_are_one_line(tmp_path: Path) -> None:
 
 
 def test_a_start_that_had_nothing_to_do_leaves_the_figures_of_the_one_before(run: Path) -> None:
-    before = report_data(run)["ranks"][0]["summary"]
+    before = report_data(run)
     end = {"kind": "end", "time": 1.7e9 + 301, "step": 40, "reason": "finished", "identical": None}
     append(run / "node1" / "metrics-rank0.jsonl", fake_run.start_event(0, 2, 40, 1.7e9 + 300, resumed=40), end)
-    after = report_data(run)["ranks"][0]["summary"]
-    assert before["tokens_per_second_mean"] and before["rows"] and before["identical"]
-    assert after == {**before, "attempts": 2}
+    after, figures = report_data(run), before["ranks"][0]["summary"]
+    assert figures["tokens_per_second_mean"] and figures["rows"] and before["identical"] and after["identical"]
+    assert after["ranks"][0]["summary"] == {**figures, "attempts": 2}
 
 
 def test_why_a_run_was_given_up_stands_in_the_report(run: Path) -> None:
@@ -218,7 +218,7 @@ def test_why_a_run_was_given_up_stands_in_the_report(run: Path) -> None:
         write_lines(metrics, [*events[:-1], ended])
         fake_run.write_json(folder / "session.json", fake_run.session_of(rank, 1.7e9, ended=1.7e9 + 99, exit_code=1))
     data = report_data(run)
-    assert data["given_up"] == why
+    assert data["notices"] == [f"The run was given up: {why}"]
     how = "crashed with code 1, 40 of 40 steps made"
     assert [rank["summary"]["end"] for rank in data["ranks"]] == [f"{how}: {why}", f"{how}: node1 gave up: {why}"]
 

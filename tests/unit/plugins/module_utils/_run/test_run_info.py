@@ -39,11 +39,13 @@ def test_it_reads_the_run_that_is_asked_for(call: Any, base: Path) -> None:
 
 def test_what_tells_of_the_run_is_offered_and_nothing_else(call: Any, base: Path) -> None:
     run = base / "runs" / "d4"
-    (run / "base_checkpoints" / "d4").mkdir(parents=True)
-    (run / "base_checkpoints" / "d4" / "model_000010.pt").write_text("weights")
+    newest = [f"base_checkpoints/d4/{name}" for name in ("model_000010.pt", "meta_000010.json")]
+    (run / newest[0]).parent.mkdir(parents=True)
+    for path in newest:
+        (run / path).write_text("{}")
     (run / "env").write_text("SECRET=1")
     files = ["log/rank1.log", "metrics-rank1.jsonl", "session.json"]
-    for more, checkpoint in (({}, []), ({"checkpoints": True}, ["base_checkpoints/d4/model_000010.pt"])):
+    for more, checkpoint in (({}, []), ({"checkpoints": True}, newest)):
         told = call(run_files, base_dir=str(base), **more)
         assert (told["run"], told["run_dir"]) == ("d4", str(run))
         assert [one["path"] for one in told["files"]] == [*files, *checkpoint]

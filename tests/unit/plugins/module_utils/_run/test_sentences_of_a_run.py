@@ -37,7 +37,6 @@ def test_a_look_that_was_too_early_is_no_part_apart() -> None:
     ("laptop", "words"),
     [
         (None, "waits for laptop, which does not answer"),
-        (run_of(None, state="prepared"), "waits for laptop, where nothing was started"),
         (run_of(keeper("idle", 1)), "which cannot be heard although its keeper runs"),
     ],
 )
@@ -60,8 +59,6 @@ def test_who_is_to_be_let_in_and_does_not_hear_the_others_is_told_so() -> None:
     ("state", "word", "words"),
     [
         ("stopped", keeper("stopped", 2, why="laptop was stopped"), "desktop was stopped: laptop was stopped"),
-        ("stopped", keeper("stopped", 2), "desktop was stopped by a user"),
-        ("away", keeper("left", 2), "desktop was removed by hand"),
         ("away", keeper("away", 2), "desktop shut down"),
         ("away", keeper("finished", 2, why="laptop has finished"), "desktop was away when the run finished"),
         ("away", keeper("training", 2, "desktop"), "desktop shut down"),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -12,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.filter.values import closing_table, seen_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import signed
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import evidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
@@ -36,6 +35,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session.session impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.tmux import Tmux
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server as shard_server
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.watch import closing_table
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._runs import seen_of
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.unit.plugins.test_hostile_answers import cases
 
@@ -89,7 +90,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     begun = time.time() - 100
     fake_run.write_history(run, fake_run.history(0, 2, 12, begun), 0)
     fake_run.write_json(run / "session.json", fake_run.session_of(0, begun, ended=begun + 50, exit_code=0))
-    fake_run.write_json(run / "plan.json", signed(fake_run.plan_for([run], 12)))
+    fake_run.write_json(run / "plan.json", fake_run.plan_for([run], 12))
     return base
 
 
@@ -104,7 +105,8 @@ def look_everywhere(base: Path) -> None:
     files.run_files(run_dir=run, checkpoints=True)
     run_facts(run)
     data_sets(str(base))
-    purge.plan_purge(str(base), "", True)
+    with contextlib.suppress(purge.PurgeError):
+        purge.plan_purge(str(base), "", True)
     deployed = polling.run_info(run_dir=run, lines=0, plan=True)["plan"]
     assert deployed == {} or (deployed["world"], len(deployed["nodes"])) == (1, 1)
     session = Session("job", run, Tmux())
