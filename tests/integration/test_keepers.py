@@ -30,49 +30,47 @@ PATIENCE = 600
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
 
-class Run:
+class Run(Play):
     """Two hosts in folders, and the playbooks that are played on them."""
 
     def __init__(self, folder: Path) -> None:
-        trainer = write_trainer(folder)
-        plan = {**PLAN, "run": "d4", "data": {"id": "none"}, "model": {}}
-        self.play = Play(folder, ["desktop", "laptop"], plan)
-        self.play.variables = {"ddp_controller": {"fresh": False}}
-        for rank, node in enumerate(self.play.hosts.values()):
+        super().__init__(folder, ["desktop", "laptop"], {**PLAN, "run": "d4", "data": {"id": "none"}, "model": {}})
+        self.variables, trainer = {"ddp_controller": {"fresh": False}}, write_trainer(folder)
+        for rank, node in enumerate(self.hosts.values()):
             keeper = ["-B", node["run_dir"] + "/.keeper/keeper.py"]
             node.update(
                 rank=rank, rows=4, session=f"nanochat-d4-{folder.name}-rank{rank}", keeper_port=free_port(), checkpoint_bytes=1000,
-                flags={"depth": 4}, session_argv=[sys.executable, *keeper],
-                trainer_dir=node["run_dir"], env={"PYTHONPATH": str(folder / "fake")}, env_secret=[], peers=[], **trainer,
+                flags={"depth": 4}, session_argv=[sys.executable, *keeper], trainer_dir=node["run_dir"],
+                env={"PYTHONPATH": str(folder / "fake")}, env_secret=[], peers=[], **trainer,
             )  # fmt: skip
             Path(node["run_dir"]).mkdir(parents=True)
-        plan["digest"] = digest_of(plan)
+        self.plan["digest"] = digest_of(self.plan)
 
     def book(self, name: str, *arguments: str) -> str:
         """Play a playbook of the collection; its output."""
-        return self.play.play(f"nanochat.ddp.{name}", *arguments, ANSIBLE_STDOUT_CALLBACK="default")
+        return self.play(f"nanochat.ddp.{name}", *arguments, ANSIBLE_STDOUT_CALLBACK="default")
 
     def launch(self, roles: str = "launch") -> dict[str, Any]:
         """Play roles, without a failure; what Ansible tells of it."""
-        account: dict[str, Any] = self.play.run(roles)
+        account: dict[str, Any] = self.run(roles)
         assert not any(stats["failures"] for stats in account["stats"].values()), messages(account)
         return account
 
     def state(self, host: str) -> tuple[str | None, list[str]]:
         with contextlib.suppress(OSError, ValueError):
-            told = json.loads((Path(self.play.hosts[host]["run_dir"]) / "members.json").read_text())
+            told = json.loads((Path(self.hosts[host]["run_dir"]) / "members.json").read_text())
             return told["state"], told["members"]
         return None, []
 
     def wait_for_training(self, host: str, *members: str) -> None:
         deadline = time.monotonic() + PATIENCE
         while self.state(host) != ("training", list(members)):
-            logs = [path.read_text()[-2000:] for path in self.play.folder.glob("*/runs/d4/log/*.log")]
+            logs = [path.read_text()[-2000:] for path in self.folder.glob("*/runs/d4/log/*.log")]
             assert time.monotonic() < deadline, (self.state(host), logs)
             time.sleep(0.2)
 
     def record(self, host: str) -> dict[str, Any]:
-        return dict(json.loads((Path(self.play.hosts[host]["run_dir"]) / "session.json").read_text()))
+        return dict(json.loads((Path(self.hosts[host]["run_dir"]) / "session.json").read_text()))
 
     def shut_down(self, host: str) -> None:
         """Signal all processes at once, like init."""
@@ -101,7 +99,7 @@ class Run:
 def run(tmp_path):
     made = Run(tmp_path)
     yield made
-    for node in made.play.hosts.values():
+    for node in made.hosts.values():
         subprocess.run(["tmux", "kill-session", "-t", f"={node['session']}"], check=False, capture_output=True)
     # Processes left by a failed test would disturb other tests; the stand-ins' keepers name this test's folder.
     for entry in Path("/proc").iterdir():
@@ -114,7 +112,7 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     account = run.launch()
     run.wait_for_training("laptop", "desktop", "laptop")
     secrets = set()
-    for node in run.play.hosts.values():
+    for node in run.hosts.values():
         path = Path(node["run_dir"]) / ".keeper/keeper.json"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         secrets.add(json.loads(path.read_text())["secret"])
@@ -125,7 +123,7 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     until(lambda: "generation 3" in run.book("status"), PATIENCE)
     run.wait_for_training("desktop", "desktop", "laptop")
     # In words that people search for, as it could not write them itself.
-    log = Path(run.play.hosts["laptop"]["run_dir"]) / "log/rank1.log"
+    log = Path(run.hosts["laptop"]["run_dir"]) / "log/rank1.log"
     assert "keeper: rank 1 was killed by signal 9 (SIGKILL, exitcode: -9)" in log.read_text()
 
     # Taken out by hand, and let in again.
@@ -143,8 +141,8 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     assert (ended["stopped"], ended["exit_code"]) == (False, record.COME_BACK), ended
     assert ended["terminated_by"] in ("SIGTERM", "SIGHUP")
     # Its tmux does not outlive the machine.
-    subprocess.run(["tmux", "kill-session", "-t", f"={run.play.hosts['laptop']['session']}"], check=True)
-    boot.restart(run.play.hosts["laptop"]["run_dir"])
+    subprocess.run(["tmux", "kill-session", "-t", f"={run.hosts['laptop']['session']}"], check=True)
+    boot.restart(run.hosts["laptop"]["run_dir"])
     run.wait_for_training("laptop", "desktop", "laptop")
 
     run.book("stop")
@@ -154,7 +152,7 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     documented = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     names = {
         re.sub(r"rank\d", lambda found: found[0][:-1] + "0", path.name)
-        for path in Path(run.play.hosts["laptop"]["run_dir"]).iterdir()
+        for path in Path(run.hosts["laptop"]["run_dir"]).iterdir()
     }
     assert {name for name in names if name not in documented} == set()
 
@@ -162,10 +160,10 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 def test_a_host_with_a_full_disk_leaves_joins_is_stopped_started_again_and_purged(run):
-    disk = Path(run.play.hosts["laptop"]["base_dir"])
+    disk = Path(run.hosts["laptop"]["base_dir"])
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0755", "tmpfs", disk], check=True)
     try:
-        Path(run.play.hosts["laptop"]["run_dir"]).mkdir(parents=True)
+        Path(run.hosts["laptop"]["run_dir"]).mkdir(parents=True)
         run.launch()
         run.wait_for_training("laptop", "desktop", "laptop")
 
@@ -184,13 +182,13 @@ def test_a_host_with_a_full_disk_leaves_joins_is_stopped_started_again_and_purge
         run.book("stop")
         assert run.record("laptop")["stopped"] and run.state("desktop")[0] == "stopped"
         fill()
-        run.play.variables["launch_state"] = "restarted"
+        run.variables["launch_state"] = "restarted"
         run.launch()
         run.wait_for_training("desktop", "desktop")
-        run.play.variables["launch_stop_state"] = "absent"
+        run.variables["launch_stop_state"] = "absent"
         for what, run_name in (("run", "d4"), ("all", "")):
             fill()
-            run.play.variables.update(ddp_purge=what, ddp_run=run_name)
+            run.variables.update(ddp_purge=what, ddp_run=run_name)
             run.launch("launch:stop+launch:purge")
             assert not (disk / "runs").exists()
         assert {path.name.partition("-")[0] for path in disk.iterdir()} <= {"filler"}

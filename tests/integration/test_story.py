@@ -146,16 +146,17 @@ def ranks(stage: Screen) -> Iterator[Callable[..., None]]:
 
     def start(*words: str, steps: int = 6) -> None:
         for rank in (0, 1):
+            folder = str(stage.run_dir(rank))
             argv = [
                 sys.executable,
                 fake_run.__file__,
-                str(stage.run_dir(rank)),
-                "--rank",
-                str(rank),
-                "--steps",
-                str(steps),
+                folder,
+                f"--rank={rank}",
+                f"--steps={steps}",
+                "--seconds=0.4",
+                *words,
             ]
-            started.append(subprocess.Popen([*argv, "--seconds", "0.4", *words]))
+            started.append(subprocess.Popen(argv))
 
     yield start
     for process in started:

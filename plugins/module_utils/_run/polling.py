@@ -81,36 +81,31 @@ def read_effort(run_dir: str, rank: Optional[int]) -> Optional[Effort]:
     return effort_of(session, read_object(os.path.join(run_dir, "heartbeat-rank%d.json" % (rank or 0))))
 
 
-def _measure_busy(run: RunState, first: Optional[Effort], sleep: Callable[[float], None] = time.sleep) -> None:
+def _measure_busy(run: RunState, first: Optional[Effort]) -> None:
     """The fraction of a core that a running rank uses since the first reading; waits a moment if that was just now and matters."""
     if run["state"] != RUNNING or first is None or run["run_dir"] is None:
         return
     left = BUSY_SECONDS - (time.monotonic() - first.at)
     idle = run["idle_seconds"]
     if left > 0 and (idle is None or idle > IDLE_SECONDS):
-        sleep(left)
+        time.sleep(left)
         left = 0.0
     if left <= 0:
         run["busy"] = busy_share(first, read_effort(run["run_dir"], run["rank"]))
 
 
-def wait_for_news(
-    peek: Callable[[], RunState],
-    wait: Mapping[str, Any],
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def wait_for_news(peek: Callable[[], RunState], wait: Mapping[str, Any]) -> None:
     """Return once the state differs from the caller's, or (after at_least seconds) the step, or after the timeout.
 
     A check costs about half a millisecond; more than two a second would help nobody.
     """
-    begun = clock()
+    begun = time.monotonic()
     run = peek()
-    while run["state"] == wait["state"] and run["state"] not in ENDED and clock() - begun < wait["timeout"]:
-        waited = clock() - begun
+    while run["state"] == wait["state"] and run["state"] not in ENDED and time.monotonic() - begun < wait["timeout"]:
+        waited = time.monotonic() - begun
         if run["step"] != wait["step"] and waited >= wait["at_least"]:
             return
-        sleep(PEEK_SECONDS if waited + IDLE_PEEK_SECONDS > wait["at_least"] else IDLE_PEEK_SECONDS)
+        time.sleep(PEEK_SECONDS if waited + IDLE_PEEK_SECONDS > wait["at_least"] else IDLE_PEEK_SECONDS)
         run = peek()
 
 

@@ -24,21 +24,8 @@ FILES = sorted(str(path.relative_to(PLUGINS)) for path in PLUGINS.rglob("*.py"))
 
 def is_text(node: ast.AST, known: set[str]) -> bool:
     """Whether an expression is, or holds, one of the texts."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant) and part.slice.value in TEXTS:
-            return True
-        if (
-            isinstance(part, ast.Call)
-            and isinstance(part.func, ast.Attribute)
-            and part.func.attr == "get"
-            and part.args
-        ):
-            first = part.args[0]
-            if isinstance(first, ast.Constant) and first.value in TEXTS:
-                return True
-        if isinstance(part, ast.Name) and part.id in known:
-            return True
-    return False
+    parts = [part for part in ast.walk(node) if isinstance(part, (ast.Constant, ast.Name))]
+    return any(part.value in TEXTS if isinstance(part, ast.Constant) else part.id in known for part in parts)
 
 
 def names_of_texts(function: ast.AST) -> set[str]:

@@ -22,17 +22,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import (
     StallLimits,
     without_cpu,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import judge
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import run_of as rank
 
-STEPPING = {"state": "running", "step": 40, "done": 41, "steps": 1000, "step_seconds": 2.0, "steps_counted": 39,
-            "idle_seconds": 1.0, "phase": "sync", "phase_seconds": 1.0, "heartbeat_age": 0.5, "trainer": "ours", "busy": 0.02}  # fmt: skip
 MUTE = dict.fromkeys(("step", "phase", "idle_seconds", "heartbeat_age", "step_seconds")) | {"steps_counted": 0}
-
-
-def rank(**more: Any) -> dict[str, Any]:
-    return {**EMPTY, **STEPPING, **more}
 
 
 LATE = {"heartbeat_age": 50.0, "idle_seconds": 50.0}

@@ -240,7 +240,7 @@ class Time:
     def __init__(self) -> None:
         self.now = 0.0
 
-    def clock(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -263,11 +263,17 @@ OVER = {"state": "finished", "step": 9}
     ],
 )
 def test_waiting_ends_with_the_news_the_state_or_the_time(
-    known: dict[str, Any], looks: list[dict[str, Any]], at_least: float, timeout: float, waits: float
+    known: dict[str, Any],
+    looks: list[Any],
+    at_least: float,
+    timeout: float,
+    waits: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at, seen = Time(), iter([*looks, *looks[-1:] * 1000])
+    monkeypatch.setattr(polling, "time", at)
     wait = {**known, "at_least": at_least, "timeout": timeout}
-    polling.wait_for_news(lambda: next(seen), wait, at.clock, at.sleep)
+    polling.wait_for_news(lambda: next(seen), wait)
     # A wait of some seconds ends at a look.
     assert at.now == pytest.approx(waits, abs=0.3 if waits > 1 else 1e-6)
 
@@ -286,10 +292,11 @@ def test_whether_a_rank_works_is_looked_for_where_it_makes_no_progress(
     change: dict[str, Any], since: float, slept: float, busy: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = Time()
-    monkeypatch.setattr(polling, "read_effort", lambda run_dir, rank: polling.Effort(time.monotonic() + 1, 5.5))
+    monkeypatch.setattr(polling, "time", at)
+    monkeypatch.setattr(polling, "read_effort", lambda run_dir, rank: polling.Effort(at.now, 5.5))
     monkeypatch.setattr(polling, "busy_share", lambda first, then: then.seconds - first.seconds)
     run: Any = {"state": "running", "run_dir": "/x", "rank": 0, "busy": None, **change}
-    polling._measure_busy(run, polling.Effort(time.monotonic() - since, 5.0), at.sleep)
+    polling._measure_busy(run, polling.Effort(-since, 5.0))
     assert (at.now, run["busy"]) == (pytest.approx(slept, abs=0.5), busy)
 
 
