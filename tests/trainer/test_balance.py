@@ -11,7 +11,6 @@ import pytest
 
 from nanochat.parallel import balance
 from nanochat.parallel.balance import Balancer, Shares, shares_for, step_seconds, work_split
-from nanochat.rules.shares import passes_of
 from nanochat.run.state import SMOOTHING, TrainingProgress
 
 
@@ -28,21 +27,6 @@ def heard(balancer: Balancer, seconds: list[float], most: float) -> tuple[Shares
         if (found := balancer.hear(seconds)) is not None:
             return found, passed
     return None, passed
-
-
-@pytest.mark.parametrize(
-    ("shares", "most", "together", "passes"),
-    [
-        ([4, 4], 2, True, [[2, 2], [2, 2]]),
-        ([6, 2], 3, True, [[3, 3], [1, 1]]),
-        ([6, 2], 3, False, [[3, 3], [2]]),
-        ([5, 1], 2, True, [[2, 2, 1], [1, 0, 0]]),
-        ([4, 0], 4, True, [[4], [0]]),
-        ([4, 0], 2, False, [[2, 2], []]),
-    ],
-)
-def test_passes(shares: list[int], most: int, together: bool, passes: list[list[int]]) -> None:
-    assert passes_of(shares, most, together) == passes
 
 
 def test_rows_go_by_speed_and_a_rank_keeps_one_where_the_head_is_whole() -> None:

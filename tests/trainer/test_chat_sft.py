@@ -114,25 +114,15 @@ def test_the_masked_loss_and_its_gradients_are_those_of_a_plain_computation(talk
 class Chat(Job):
     """A fine-tuning in the folders of a base model's run."""
 
-    @staticmethod
-    def model_flags() -> list[str]:
-        """Values that the second rank cannot know, because it has no base checkpoint."""
-        names = (
-            "--depth",
-            "--aspect-ratio",
-            "--head-dim",
-            "--max-seq-len",
-            "--device-batch-size",
-            "--total-batch-size",
-        )
-        return [word for name in names for word in (name, str(FLAGS[name]))] + ["--model-tag", "d3"]
-
     def argv(self, flags: Sequence[str]) -> list[str]:
+        # The second rank cannot know the model's shape, because it has no base checkpoint.
+        shape = ("depth", "aspect-ratio", "head-dim", "max-seq-len", "device-batch-size", "total-batch-size", "kernels")
+        model = [word for name in shape for word in (f"--{name}", str(FLAGS[f"--{name}"]))]
         own = [
-            "--conversations", str(TALKS), "--val-conversations", str(TALKS), "--num-iterations", str(STEPS),
-            "--timeout-seconds", "20", "--eval-every", "3", "--sample-every", "-1", "--kernels", str(FLAGS["--kernels"]),
+            "--model-tag", "d3", "--conversations", str(TALKS), "--val-conversations", str(TALKS), "--num-iterations", str(STEPS),
+            "--timeout-seconds", "20", "--eval-every", "3", "--sample-every", "-1",
         ]  # fmt: skip
-        return ["-m", "scripts.chat_sft", *self.model_flags(), *own, *flags]
+        return ["-m", "scripts.chat_sft", *model, *own, *flags]
 
     def checkpoints(self, rank: int) -> Path:
         return self.base(rank) / "chatsft_checkpoints" / "d3"

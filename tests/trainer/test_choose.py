@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -21,7 +22,6 @@ from nanochat.parallel.comm import Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import resume
 from nanochat.run.lineage import BASE_TRAINING, TRAINING, wanted
-from nanochat.run.resume import ChosenStep, Obtained
 
 T = TypeVar("T")
 META = {"step": 1, "model_config": {"n_layer": 3}}
@@ -34,10 +34,10 @@ class ThreadComm(Comm):
         super().__init__(Ranks(rank, rank, len(table)), 5.0)
         self.table, self.meeting = table, meeting
 
-    def messages(self, what: str, mine: str, patient: bool) -> list[str | bytes]:
-        self.table[self.rank] = mine
+    def exchange(self, what: str, value: Any, patient: bool = False) -> list[Any]:
+        self.table[self.rank] = json.dumps(value)
         self.meeting.wait()
-        told = list(self.table)
+        told = [json.loads(message) for message in self.table]
         self.meeting.wait()
         return told
 
@@ -81,6 +81,8 @@ class Hosts:
         self.folders = [base / f"host{rank}" for rank in range(world)]
         for folder in self.folders:
             folder.mkdir()
+        self.notes: list[str] = []
+        self.journal: Any = SimpleNamespace(folder=base, note=self.notes.append, say=print)
 
     def save(self, step: int, *ranks: int, weight: float = 1.0, training: str = "") -> None:
         """Whole checkpoints in the folders of these ranks."""
@@ -94,20 +96,21 @@ class Hosts:
             path = self.folders[rank] / checkpoints.model_name(step)
             path.write_bytes(path.read_bytes()[:-10])
 
-    def choose(self, wanted: int = -1, training: str = "") -> list[ChosenStep | None]:
-        def one(comm: ThreadComm) -> ChosenStep | None:
+    def choose(self, wanted: int = -1, training: str = "") -> list[tuple[int, int | None] | None]:
+        def one(comm: ThreadComm) -> tuple[int, int | None] | None:
             folder = self.folders[comm.rank]
-            return resume.choose_step(comm, folder, wanted, resume.find_training(comm, folder, training)[1])
+            held = resume.find_training(comm, folder, training)[1]
+            return resume.choose_step(comm, self.journal, folder, wanted, held)
 
         return together(len(self.folders), one)
 
     def obtain(self, training: str = "") -> list[int]:
         """Whose files each rank is to read."""
-
-        def one(comm: ThreadComm) -> Obtained:
-            return resume.obtain(comm, self.folders[comm.rank], comm.rank, training)
-
-        return [got.files for got in together(len(self.folders), one)]
+        (self.journal.folder / "training.json").write_text(json.dumps({"id": training}))
+        got = together(
+            len(self.folders), lambda comm: resume.obtain(comm, self.journal, self.folders[comm.rank], comm.rank)
+        )
+        return [one.files for one in got]
 
     def names(self, rank: int) -> list[str]:
         return sorted(path.name for path in self.folders[rank].iterdir())
@@ -121,14 +124,17 @@ def hosts(tmp_path: Path) -> Hosts:
 def test_the_newest_step_complete_on_any_rank_is_chosen(hosts: Hosts) -> None:
     hosts.save(10, 0, 1)
     hosts.save(20, 0, 1)
-    assert hosts.choose() == [ChosenStep(20, 0), ChosenStep(20, 1)]
+    assert hosts.choose() == [(20, 0), (20, 1)]
     hosts.spoil(20, 0)
-    assert hosts.choose() == [ChosenStep(20, None), ChosenStep(20, 1)]
+    assert hosts.choose() == [(20, None), (20, 1)]
     hosts.spoil(20, 1)
-    assert hosts.choose() == [ChosenStep(10, 0, (20,)), ChosenStep(10, 1, (20,))]
+    assert hosts.choose() == [(10, 0), (10, 1)]
+    assert hosts.notes == 2 * [
+        "The checkpoint of step 20 is damaged on every rank, so the older one of step 10 is used"
+    ]
     hosts.save(30, 1)
-    assert hosts.choose() == [ChosenStep(30, None), ChosenStep(30, 1)]
-    assert hosts.choose(10) == [ChosenStep(10, 0), ChosenStep(10, 1)]
+    assert hosts.choose() == [(30, None), (30, 1)]
+    assert hosts.choose(10) == [(10, 0), (10, 1)]
     with pytest.raises(
         BadCheckpoint, match=r"--resume-from-step 7: no rank has a complete checkpoint .* of steps 10, 20"
     ):
@@ -156,8 +162,8 @@ OLD, NEW = "0" * 15 + "1", "0" * 15 + "2"
 def test_an_older_training_with_a_higher_step_does_not_win(hosts: Hosts) -> None:
     hosts.save(12, 1, training=OLD)
     hosts.save(6, 0, training=NEW)
-    assert hosts.choose(training=NEW) == [ChosenStep(6, 0), ChosenStep(6, None)]
-    assert hosts.choose(training=OLD) == [ChosenStep(12, None), ChosenStep(12, 1)]
+    assert hosts.choose(training=NEW) == [(6, 0), (6, None)]
+    assert hosts.choose(training=OLD) == [(12, None), (12, 1)]
     with pytest.raises(
         BadCheckpoint, match=rf"{OLD} \(to step 12, on rank 1\) and {NEW} \(to step 6, on rank 0\); set NANO"
     ):
@@ -171,7 +177,7 @@ def test_an_older_training_with_a_higher_step_does_not_win(hosts: Hosts) -> None
 def test_a_step_of_another_training_with_the_same_number_does_not_count(hosts: Hosts) -> None:
     hosts.save(6, 0, training=NEW)
     hosts.save(6, 1, training=OLD)
-    assert hosts.choose(training=NEW) == [ChosenStep(6, 0), ChosenStep(6, None)]
+    assert hosts.choose(training=NEW) == [(6, 0), (6, None)]
     hosts.spoil(6, 0)
     with pytest.raises(BadCheckpoint, match="damaged: 6"):
         hosts.choose(training=NEW)
@@ -181,10 +187,10 @@ def test_checkpoints_without_an_id_belong_to_the_training_in_their_folder(hosts:
     hosts.save(12, 1)
     hosts.save(10, 0)
     # No checkpoint has an id.
-    assert hosts.choose() == [ChosenStep(12, None), ChosenStep(12, 1)]
-    assert hosts.choose(training=NEW) == [ChosenStep(12, None), ChosenStep(12, 1)]
+    assert hosts.choose() == [(12, None), (12, 1)]
+    assert hosts.choose(training=NEW) == [(12, None), (12, 1)]
     hosts.save(6, 0, training=NEW)
-    assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, None)]
+    assert hosts.choose() == [(10, 0), (10, None)]
 
 
 def test_all_ranks_must_name_the_same_training(hosts: Hosts) -> None:
@@ -223,7 +229,7 @@ def test_ranks_that_trained_apart_take_the_weights_of_one(hosts: Hosts) -> None:
     assert hosts.obtain() == [0, 0]
     assert [float(checkpoints.load_model(folder, 10)["w"][0]) for folder in hosts.folders] == [1.0, 1.0]
     # The list of what it made itself is no longer true.
-    assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, 0)]
+    assert hosts.choose() == [(10, 0), (10, 0)]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +237,7 @@ def test_ranks_that_trained_apart_take_the_weights_of_one(hosts: Hosts) -> None:
 )
 def test_only_files_of_the_step_are_received(name: str, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts.save(10, 0)
-    monkeypatch.setattr(resume, "_held", lambda folder, found: [(name, 3, "0" * 64)] if found.writer == 0 else [])
+    monkeypatch.setattr(resume, "_held", lambda folder, step, writer: [(name, 3, "0" * 64)] if writer == 0 else [])
     with pytest.raises(UserError, match=r"rank 0 would send .* as a file of step 10"):
         hosts.obtain()
     assert hosts.names(1) == []
@@ -244,7 +250,7 @@ def test_upstreams_checkpoint_is_sent_with_all_its_ranks_files(hosts: Hosts) -> 
         for path in folder.glob("ckpt_*"):
             path.unlink()
     shutil.move(hosts.folders[1] / "optim_000010_rank1.pt", hosts.folders[0])
-    assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, None)]
+    assert hosts.choose() == [(10, 0), (10, None)]
     assert hosts.obtain() == [0, 0]
     every = ["meta_000010.json", "model_000010.pt", "optim_000010_rank0.pt", "optim_000010_rank1.pt"]
     assert [hosts.names(0), hosts.names(1)] == [every, every]
@@ -256,18 +262,20 @@ def test_upstreams_damaged_optimizer_file_is_not_shared(hosts: Hosts) -> None:
     folder = hosts.folders[0]
     for path in folder.glob("ckpt_*"):
         path.unlink()
-    whole = {name for name, *dummy in resume._held(folder, ChosenStep(10, 0))}
+    whole = {name for name, *dummy in resume._held(folder, 10, 0)}
     (folder / "optim_000010_rank0.pt").write_bytes(b"half")
-    assert whole - {name for name, *dummy in resume._held(folder, ChosenStep(10, 0))} == {"optim_000010_rank0.pt"}
+    assert whole - {name for name, *dummy in resume._held(folder, 10, 0)} == {"optim_000010_rank0.pt"}
 
 
-def test_the_training_comes_from_environment_or_run_folder(tmp_path: Path) -> None:
-    assert wanted(tmp_path, environ={}) == ""
+def test_the_training_comes_from_environment_or_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wanted(tmp_path) == ""
     (tmp_path / "training.json").write_text(json.dumps({"id": OLD, "base": NEW}))
-    assert (wanted(tmp_path, environ={}), wanted(tmp_path, BASE_TRAINING, {})) == (OLD, NEW)
-    assert wanted(tmp_path, environ={TRAINING: NEW}) == NEW
-    with pytest.raises(UserError, match="NANOCHAT_TRAINING is 'newest', which is not a training id"):
-        wanted(tmp_path, environ={TRAINING: "newest"})
+    assert (wanted(tmp_path), wanted(tmp_path, BASE_TRAINING)) == (OLD, NEW)
     for torn in ("{", "[]", '{"id": 5}', '{"id": "../x"}'):
         (tmp_path / "training.json").write_text(torn)
-        assert wanted(tmp_path, environ={}) == ""
+        assert wanted(tmp_path) == ""
+    monkeypatch.setenv(TRAINING, NEW)
+    assert wanted(tmp_path) == NEW
+    monkeypatch.setenv(TRAINING, "newest")
+    with pytest.raises(UserError, match="NANOCHAT_TRAINING is 'newest', which is not a training id"):
+        wanted(tmp_path)

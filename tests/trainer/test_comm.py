@@ -13,17 +13,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 import ranks
 import torch
 
 from nanochat.kit.common import Ranks, UserError, read_ranks
-from nanochat.parallel.comm import CommError, connect
-
-if TYPE_CHECKING:
-    from nanochat.parallel.comm import Comm
+from nanochat.parallel.comm import Comm, CommError, connect
 
 HERE = "test_comm"
 

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from nanochat.kit import common
-from nanochat.kit.common import UserError
-from nanochat.kit.settings import parse
+from nanochat.kit.common import Ranks, UserError
+from nanochat.kit.settings import Settings, parse
+from nanochat.parallel.comm import Comm
+from nanochat.rules.model_size import ModelConfig
+from nanochat.run.setup import check_memory
 
 
 def test_memory_is_the_least_of_machine_and_control_group(tmp_path: Path) -> None:
@@ -31,8 +34,14 @@ def test_memory_is_the_least_of_machine_and_control_group(tmp_path: Path) -> Non
     assert memory() == (4096, 3072)
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
     assert memory() == (2**20, 2**19)
-    with pytest.raises(UserError, match=r"needs about 3.0 GiB .* has 1.0 GiB"):
-        common.check_memory(3 * 2**30, "this model", 2**30)
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "memory_limit", lambda: 2**30)
+    config, comm = ModelConfig.from_depth(12), Comm(Ranks(0, 0, 1), 1.0)
+    check_memory(ModelConfig.from_depth(4), Settings(), comm)
+    with pytest.raises(UserError, match=r"a model of 286,261,730 parameters needs about 3.3 GiB .* has 1.0 GiB"):
+        check_memory(config, Settings(), comm)
 
 
 def test_ctrl_c_shows_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +82,6 @@ def pinned(cores: str) -> tuple[list[int], str]:
     return [int(number) for number in done.stdout.strip("[]\n").split(",")], done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no processes")
 def test_field_33_a_rank_stays_on_the_processors_of_the_plan():
     here = sorted(os.sched_getaffinity(0))
     assert pinned(str(here[-1])) == ([here[-1]], "")
@@ -81,7 +89,6 @@ def test_field_33_a_rank_stays_on_the_processors_of_the_plan():
     assert pinned("") == (here, "")
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no processes")
 @pytest.mark.parametrize("cores", ["9999", "x"])
 def test_processors_that_are_gone_are_told_and_harm_nothing(cores):
     found, said = pinned(cores)

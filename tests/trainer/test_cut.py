@@ -10,13 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 import ranks
 
-if TYPE_CHECKING:
-    from nanochat.parallel.comm import Comm
+from nanochat.parallel.comm import Comm
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 

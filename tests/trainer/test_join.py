@@ -216,7 +216,7 @@ def test_a_run_that_cannot_save_ends_and_keeps_the_checkpoint_before(tmp_path: P
     checkout, script = Checkout(tmp_path), "scripts/base_train.py"
     fills = "if step == 2 and rank: shutil.disk_usage = lambda folder: argparse.Namespace(free=0)"
     checkout.edit(script, "    step += 1\n", f"    step += 1\n    {fills}\n")
-    checkout.edit(script, "import argparse\n", "import argparse\nimport shutil\n")
+    checkout.edit(script, "import torch\n", "import argparse\nimport shutil\n\nimport torch\n")
     for result in checkout.fails(2, "--num-iterations=4", "--save-every=1"):
         assert "rank 1 could not save step 2 to" in result.err and "the disk has 0 MB left" in result.err
     assert [event["cause"] for event in checkout.events("end")] == ["disk-full"]
@@ -247,6 +247,10 @@ def test_an_unexpected_checkout_is_reported_in_one_sentence(tmp_path: Path) -> N
     checkout.edit("scripts/base_train.py", "    optimizer.step()\n", "    step = str(step)\n    optimizer.step()\n")
     (result,) = checkout.fails(1, "--num-iterations=2")
     assert "this script has no variables args, step and orig_model as nanochat's base_train" in result.err
+    checkout.edit("scripts/base_train.py", "    step = str(step)\n", "    step /= 0\n")
+    (result,) = checkout.fails(1, "--num-iterations=2")
+    whose = "scripts.base_train of this checkout or in how it is joined; the traceback is in"
+    assert f"ZeroDivisionError: division by zero; this is a bug in {whose}" in result.err
     (checkout.path / "scripts" / "base_train.py").unlink()
     (result,) = checkout.fails(1)
     assert "has no scripts/base_train.py: run this in the folder of a nanochat checkout" in result.err

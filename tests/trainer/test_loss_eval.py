@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import ranks
@@ -18,13 +17,11 @@ from test_faults import ready
 from torch import Tensor
 
 from nanochat.kit.settings import parse_chat
+from nanochat.parallel.comm import Comm
 from nanochat.run import loop as training
 from nanochat.run.fine_tuning import FineTuning
 from nanochat.run.loss_eval import bits_per_byte, deal_out, eval_steps, nats_and_bytes
-
-if TYPE_CHECKING:
-    from nanochat.parallel.comm import Comm
-    from nanochat.run.state import Run
+from nanochat.run.state import Run
 
 HERE = "test_loss_eval"
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from ranks import wait_until
 
-from nanochat.record.dump import answer_request, memory_bytes
-from nanochat.record.metrics import Heartbeat, Metrics
+from nanochat.kit.common import memory_bytes
+from nanochat.record.heartbeat import Heartbeat, answer_request
+from nanochat.record.metrics import Metrics
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -24,7 +25,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_events_are_json_with_kind_time_and_step(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path / "run" / "metrics-rank0.jsonl")
+    metrics = Metrics(tmp_path / "metrics-rank0.jsonl")
     metrics.write("step", 3, loss=2.5, epoch=1)
     metrics.write("step", 4, loss=float("nan"), nested={"a": [float("inf"), 1]})
     metrics.close()

@@ -46,6 +46,10 @@ def test_a_parameter_that_nobody_counts_is_refused_when_the_model_is_made(monkey
         GPT(TINY)
 
 
+def test_the_width_is_rounded_up_to_whole_heads() -> None:
+    assert ModelConfig.from_depth(3, aspect_ratio=43, head_dim=64).n_embd == 3 * 64
+
+
 def test_heads_that_share_keys_are_refused() -> None:
     with pytest.raises(UserError, match="4 heads and 2 for keys and values is not supported"):
         GPT(dataclasses.replace(TINY, n_head=4))
@@ -88,10 +92,3 @@ def test_cache_gives_what_the_whole_sequence_gives(first: int, changes: dict) ->
     for start in range(first, ids.size(1), 23):
         pieces.append(model(ids[:, start : start + 23], cache=cache))
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=2e-5)
-
-
-def test_a_full_cache_says_so() -> None:
-    model = model_of()
-    cache = KVCache(model, 2, 8)
-    with pytest.raises(ValueError, match="holds 8 tokens, but 9"):
-        model(tokens(model)[0][:, :9], cache=cache)

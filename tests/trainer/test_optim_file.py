@@ -81,7 +81,6 @@ def test_field_40_our_optimizer_resumes_from_their_file(tmp_path: Path) -> None:
     optimizer = Optimizer(model, RATES)
     optimizer.load_state_dict(OptimizerLayout.of(optimizer).state({0: through_disk(their.state_dict(), tmp_path)}))
     assert optimizer.steps == 5
-    assert optimizer.history == {5: pytest.approx(schedule(4).lr_multiplier)}
     for number in range(5, 8):
         their_step(other, their, number)
         train(model, optimizer, 1, seed=number)

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import itertools
 import socket
-from typing import TYPE_CHECKING
+
+import pytest
 
 from nanochat.kit import pacing
 from nanochat.kit.pacing import LEAST_SHARE, SO_MAX_PACING_RATE, ConnectionState, Pace, Pacer, next_pace
-
-if TYPE_CHECKING:
-    import pytest
 
 LINK = 125_000.0  # bytes per second
 FULL = 2.0  # seconds of its queue when it is full

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import forked
 import pytest
@@ -39,10 +37,6 @@ def main():
 sys.exit(exit_code(main))
 """
 ROW = 'WIRES = {\n    "half": Wires(Plain(torch.float16), Plain(torch.float16), Plain(torch.float16)),\n'
-
-
-def events_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 class Copied(Job):
@@ -103,6 +97,6 @@ def test_a_stage_is_a_row_and_its_script(trainer: Path, tmp_path: Path) -> None:
         job.trainer = trainer
         job.run("--num-iterations", "2", "--run-dir", str(tmp_path / kind.__name__))
     base, more = (tmp_path / name / "metrics-rank0.jsonl" for name in ("Copied", "More"))
-    losses = [[event["loss"] for event in events_of(path) if event["kind"] == "step"] for path in (base, more)]
+    losses = [[event["loss"] for event in ranks.events(path, "step")] for path in (base, more)]
     assert len(losses[0]) == len(losses[1]) == 2 and losses[1][0] < losses[0][0]
     assert (job.checkpoints(0) / "model_000002.pt").exists()

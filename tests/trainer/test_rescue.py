@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import ranks
@@ -31,6 +30,7 @@ from nanochat.kit.connections import connections
 from nanochat.kit.pacing import SO_MAX_PACING_RATE
 from nanochat.kit.settings import parse_chat
 from nanochat.model import numerics
+from nanochat.parallel.comm import Comm
 from nanochat.record.journal import Journal
 from nanochat.run import saving, state
 from nanochat.run.fine_tuning import FineTuning
@@ -38,9 +38,6 @@ from nanochat.run.loop import train_step
 from nanochat.run.program import CUT_OFF_SECONDS, end_when_cut_off
 from nanochat.run.saving import save
 from nanochat.run.setup import set_up, start_event
-
-if TYPE_CHECKING:
-    from nanochat.parallel.comm import Comm
 
 HERE = "test_rescue"
 TRIES = 8
@@ -139,7 +136,7 @@ def lose_within_a_message(comm: Comm, folder: str, hang_up: bool) -> None:
             time.sleep(0.1)
         del sent
         os._exit(0)
-    end_when_cut_off(run.journal, comm, lambda: run)
+    end_when_cut_off(run.journal, comm, lambda: saving.save_alone(run))
     if hang_up:
         request = run.journal.folder / "hang-up-rank0"
         threading.Timer(1.0, lambda: request.write_text("the attic is not heard")).start()
@@ -161,7 +158,7 @@ def test_a_rank_that_received_part_of_a_message_notices_a_closed_connection(
 
 def wait_for_a_late_rank(comm: Comm, folder: str) -> None:
     run = ready(comm, folder, "--save-on-loss", "--head", "whole")
-    end_when_cut_off(run.journal, comm, lambda: run)
+    end_when_cut_off(run.journal, comm, lambda: saving.save_alone(run))
     message = torch.full((10,), comm.rank)
     if comm.rank == 1:
         time.sleep(4 * CUT_OFF_SECONDS)
@@ -245,8 +242,8 @@ def test_a_save_by_time_is_followed_by_as_long_without_one(tmp_path: Path) -> No
     ranks.passed(ranks.call(HERE, "save_by_time", 1, str(tmp_path)))
 
 
-def fine_tune(comm: Comm, folder: str, savers: list[int]) -> None:
-    """Make four steps; then the `savers` save alone."""
+def fine_tune(comm: Comm, folder: str) -> None:
+    """Make four steps; then the second rank saves alone."""
     torch.set_num_threads(1)
     # The same library as in the runs that resume from this.
     numerics.choose = always("mkl")  # type: ignore[assignment]
@@ -256,24 +253,20 @@ def fine_tune(comm: Comm, folder: str, savers: list[int]) -> None:
     run = set_up(settings, comm, Journal(settings, Ranks(comm.rank, comm.rank, comm.world)), FineTuning(settings))
     for dummy in range(4):
         train_step(run)
-    if comm.rank in savers:
+    if comm.rank == 1:
         assert "without the lost rank" in str(saving.save_alone(run))
 
 
 def test_a_fine_tuning_that_lost_a_rank_resumes(tmp_path: Path) -> None:
     """It continues with the next conversations, although the first rank was lost."""
     Job(tmp_path / "base", 1).run("--num-iterations", "1")
-    places = {}
-    for name, world, savers in (("whole", 2, []), ("one", 1, [1])):
-        shutil.copytree(tmp_path / "base", tmp_path / name, symlinks=True)
-        job = Chat(tmp_path / name, world)
-        if savers:
-            ranks.passed(ranks.call(HERE, "fine_tune", 2, str(job.folder), savers))
-        if name == "one":
-            (tmp_path / name / "host0").rename(tmp_path / name / "lost")
-            (tmp_path / name / "host1").rename(tmp_path / name / "host0")
-        out = job.run("--resume", "--head", "whole", "--save-on-loss")[0]
-        assert job.events("start")[-1]["resumed_from"] == (4 if savers else None)
-        places[name] = re.findall(r"^step 0000[45].*(epoch: .*) \| total time", out, re.M)
-    assert len(places["whole"]) == 2
-    assert places["one"] == places["whole"]
+    whole, one = Chat(tmp_path / "whole", 2), Chat(tmp_path / "one", 1)
+    for job in (whole, one):
+        shutil.copytree(tmp_path / "base", job.folder, symlinks=True)
+    ranks.passed(ranks.call(HERE, "fine_tune", 2, str(one.folder)))
+    one.base(0).rename(one.folder / "lost")
+    one.base(1).rename(one.base(0))
+    outs = [job.run("--resume", "--head", "whole", "--save-on-loss")[0] for job in (whole, one)]
+    assert [job.events("start")[-1]["resumed_from"] for job in (whole, one)] == [None, 4]
+    places = [re.findall(r"^step 0000[45].*(epoch: .*) \| total time", out, re.M) for out in outs]
+    assert len(places[0]) == 2 and places[1] == places[0]

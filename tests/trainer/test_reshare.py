@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import ranks
@@ -17,14 +17,12 @@ from trainings import Job
 
 from nanochat.parallel import balance
 from nanochat.parallel.balance import Shares
+from nanochat.parallel.comm import Comm
 from nanochat.parallel.sync import Notice
 from nanochat.rules.schedule import StepSchedule
 from nanochat.run.feed import Feed
 from nanochat.run.loop import change_shares, train, train_step
 from nanochat.run.setup import start_event
-
-if TYPE_CHECKING:
-    from nanochat.parallel.comm import Comm
 
 HERE = "test_reshare"
 ROW_SECONDS = 0.03

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from nanochat.kit.common import UserError
-from nanochat.kit.settings import parse, rank_shares, shared_config, user_config
+from nanochat.kit.settings import parse, rank_shares, shared_config
 
 UPSTREAM_DEFAULTS = {
     "run": "dummy", "device_type": "", "depth": 20, "aspect_ratio": 64, "head_dim": 128, "max_seq_len": 2048,
@@ -21,7 +21,7 @@ UPSTREAM_DEFAULTS = {
 
 
 def test_defaults_are_upstreams() -> None:
-    assert {name: user_config(parse([]))[name] for name in UPSTREAM_DEFAULTS} == UPSTREAM_DEFAULTS
+    assert {name: getattr(parse([]), name) for name in UPSTREAM_DEFAULTS} == UPSTREAM_DEFAULTS
 
 
 def test_a_command_line_as_people_type_it() -> None:

@@ -20,18 +20,18 @@ def tell(phase: str) -> None:
 
 
 def main() -> int:
-    from nanochat.record import metrics
+    from nanochat.record.heartbeat import Heartbeat
     from scripts import base_train
 
-    enter = metrics.Heartbeat.enter
+    enter = Heartbeat.enter
 
-    def told(self: metrics.Heartbeat, phase: str, step: int, collective: int = 0) -> None:
+    def told(self: Heartbeat, phase: str, step: int, collective: int = 0) -> None:
         enter(self, phase, step, collective)
         tell(phase)
         if phase == FREEZE[0] and step >= int(FREEZE[1]):
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    metrics.Heartbeat.enter = told  # type: ignore[method-assign]
+    Heartbeat.enter = told  # type: ignore[method-assign]
     return base_train.main()
 
 

@@ -15,8 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
-import socket
 import statistics
 import sys
 import time
@@ -31,10 +29,11 @@ from nanochat.parallel.comm import Comm, connect
 from nanochat.rules.causes import Cause
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-SMALL_ROUNDS = 20
 # Messages at once, about as many as a small model's step has, and so small that a line's rate does not count.
 MESSAGES, MESSAGE_FLOATS = 20, 16
-MOST_SWAPS, SWAP_SECONDS = 200, 0.2
+# How often they are sent where they are quick, in how long; and how often where they are slow.
+MOST_SWAPS, SWAP_SECONDS, FEWEST_SWAPS = 200, 0.2, 20
+LARGE_ROUNDS, LARGE_FLOATS = 3, 2**21
 # The large tensor takes too long where this part of it takes longer; then the part is what is measured.
 PART, PART_SECONDS = 8, 0.5
 
@@ -54,23 +53,21 @@ def meet(environ: Mapping[str, str], timeout: float) -> Comm:
     return comm
 
 
-def measure(comm: Comm, size: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of a small all-reduce and of a small message, and Mbit/s sent per rank during large all-reduces."""
-    small = statistics.median(timed(comm, lambda: sum_up(comm, torch.zeros(1))) for dummy in range(SMALL_ROUNDS))
-    measured = {"latency_ms": round(small * 1000, 3), "message_ms": 0.0, "bandwidth_mbit": 0.0}
-    if comm.world > 1:
-        # All ranks must decide alike.
-        slowest = max(comm.exchange("the seconds of a small sum", small))
-        swaps = max(SMALL_ROUNDS, min(MOST_SWAPS, int(SWAP_SECONDS / slowest)))
-        # The lower quartile: the median varies threefold from one start to the next, this by a quarter.
-        message = statistics.quantiles(timed(comm, lambda: swap(comm)) for dummy in range(swaps))[0] / MESSAGES
-        bulk, summed = measure_bulk(comm, torch.ones(size // 4), rounds)
-        sent = 2 * (comm.world - 1) * summed / comm.world
-        measured |= {"message_ms": round(message * 1000, 3), "bandwidth_mbit": round(sent * 8 / bulk / 1e6, 1)}
-    return measured
+def measure(comm: Comm) -> dict[str, float]:
+    """Milliseconds of a small message, and Mbit/s sent per rank during large all-reduces."""
+    if comm.world == 1:
+        return {"message_ms": 0.0, "bandwidth_mbit": 0.0}
+    # All ranks must decide alike.
+    slowest = max(comm.exchange("the seconds of messages", timed(comm, lambda: swap(comm))))
+    swaps = max(FEWEST_SWAPS, min(MOST_SWAPS, int(SWAP_SECONDS / slowest)))
+    # The lower quartile: the median varies threefold from one start to the next, this by a quarter.
+    message = statistics.quantiles(timed(comm, lambda: swap(comm)) for dummy in range(swaps))[0] / MESSAGES
+    bulk, summed = measure_bulk(comm, torch.ones(LARGE_FLOATS))
+    sent = 2 * (comm.world - 1) * summed / comm.world
+    return {"message_ms": round(message * 1000, 3), "bandwidth_mbit": round(sent * 8 / bulk / 1e6, 1)}
 
 
-def measure_bulk(comm: Comm, large: torch.Tensor, rounds: int) -> tuple[float, int]:
+def measure_bulk(comm: Comm, large: torch.Tensor) -> tuple[float, int]:
     """The seconds of a large all-reduce, and its bytes."""
     part = large[: max(1, len(large) // PART)]
     sum_up(comm, part)
@@ -78,7 +75,7 @@ def measure_bulk(comm: Comm, large: torch.Tensor, rounds: int) -> tuple[float, i
     slowest = max(comm.exchange("the seconds of a part", timed(comm, lambda: sum_up(comm, part))))
     if slowest > PART_SECONDS:
         return slowest, part.nbytes
-    return min(timed(comm, lambda: sum_up(comm, large)) for dummy in range(rounds)), large.nbytes
+    return min(timed(comm, lambda: sum_up(comm, large)) for dummy in range(LARGE_ROUNDS)), large.nbytes
 
 
 def sum_up(comm: Comm, tensor: torch.Tensor) -> None:
@@ -101,43 +98,27 @@ def timed(comm: Comm, work: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def check(environ: Mapping[str, str], timeout: float, size: int, rounds: int) -> tuple[dict[str, Any], Comm | None]:
-    """Run all phases; the result says how far it got."""
-    begin, comm = time.monotonic(), None
-    result: dict[str, Any] = {
-        "ok": False,
-        "phase": "rendezvous",
-        "error": "",
-        "host": socket.gethostname(),
-        "torch": torch.__version__,
-        "python": ".".join(platform.python_version_tuple()[:2]),
-        "trainer": code_digest(),
-    }
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Run and time an all-reduce among all ranks.")
+    parser.add_argument("--timeout", type=float, default=20.0, help="seconds to wait for the other ranks")
+    options, comm = parser.parse_args(argv), None
+    # How far it got.
+    result: dict[str, Any] = {"ok": False, "phase": "rendezvous", "error": "", "torch": torch.__version__}
+    result["trainer"] = code_digest()
     try:
-        comm = meet(environ, timeout)
-        result.update(phase="all-reduce", rank=comm.rank, world=comm.world)
+        comm = meet(os.environ, options.timeout)
+        result["phase"] = "all-reduce"
         one = torch.arange(4096, dtype=torch.float32)
         total = comm.all_reduce(one * (comm.rank + 1), "a known sum")
         if not torch.equal(total, one * (comm.world * (comm.world + 1) // 2)):
             raise UserError("the sum is wrong: ranks of different runs may have mixed.")
-        result.update(measure(comm, size, rounds), ok=True, phase="done")
+        result.update(measure(comm), ok=True, phase="done")
     except UserError as error:
         result["error"] = str(error).rstrip(".")
         if comm is not None:
             comm.give_up(str(error), error.cause, error.blames)
         elif error.cause is Cause.LINK_LOST:
             result["phase"] = "connecting"
-    result["seconds"] = round(time.monotonic() - begin, 2)
-    return result, comm
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Run and time an all-reduce among all ranks.")
-    parser.add_argument("--timeout", type=float, default=20.0, help="seconds to wait for the other ranks")
-    parser.add_argument("--bytes", type=int, default=8 << 20, help="size of the large tensor")
-    parser.add_argument("--rounds", type=int, default=3, help="number of repetitions")
-    options = parser.parse_args(argv)
-    result, comm = check(os.environ, options.timeout, options.bytes, options.rounds)
     print(json.dumps(result), flush=True)
     if not result["ok"] or comm is None:
         # Gloo's threads may still wait for a missing peer.

@@ -40,11 +40,12 @@ TESTS = ("test", "tests", "idlelib", "__pycache__")
 LEAST_PROSE = 60  # characters
 # Letters and spaces in prose; tables and samples of code have fewer.
 PROSE_LETTERS = 0.85
+LONGEST = 10_000  # characters of a document
 # The ranks of a checkout share a shard by row groups, so a shard should have many.
-FEWEST_GROUPS = 16
+FEWEST_GROUPS, DOCS_PER_GROUP = 16, 64
 
 
-def list_files(sources: Sequence[Path], suffixes: Sequence[str], left_out: Sequence[str] = PACKAGES) -> list[Path]:
+def list_files(sources: Sequence[Path], suffixes: Sequence[str], left_out: Sequence[str]) -> list[Path]:
     """Every regular file under the sources, without hidden files and outside links."""
     files: list[Path] = []
 
@@ -65,7 +66,7 @@ def list_files(sources: Sequence[Path], suffixes: Sequence[str], left_out: Seque
     return files
 
 
-def cut(text: str, longest: int) -> list[str]:
+def cut(text: str, longest: int = LONGEST) -> list[str]:
     """Split a text into pieces of at most `longest` characters, at line breaks if possible."""
     pieces, begin = [], 0
     while len(text) - begin > longest:
@@ -88,7 +89,7 @@ def prose(program: str) -> str:
     return "\n\n".join(text for text in texts if letters[text] > PROSE_LETTERS * len(text))
 
 
-def read_documents(files: Sequence[Path], longest: int, only_prose: bool = False) -> tuple[list[str], Counter[str]]:
+def read_documents(files: Sequence[Path], only_prose: bool) -> tuple[list[str], Counter[str]]:
     """The texts of all files, in an order that depends only on their content, and the number of skipped files by reason."""
     documents: list[str] = []
     skipped: Counter[str] = Counter()
@@ -105,12 +106,12 @@ def read_documents(files: Sequence[Path], longest: int, only_prose: bool = False
         elif not text.strip():
             skipped["empty"] += 1
         else:
-            documents.extend(piece for piece in cut(text, longest) if piece.strip())
+            documents.extend(piece for piece in cut(text) if piece.strip())
     documents.sort(key=lambda text: hashlib.sha256(text.encode()).digest())
     return documents, skipped
 
 
-def write_shards(documents: Sequence[str], folder: Path, shards: int, docs_per_group: int) -> None:
+def write_shards(documents: Sequence[str], folder: Path, shards: int, docs_per_group: int = DOCS_PER_GROUP) -> None:
     """Write the documents in equal runs, one per shard."""
     for number in range(shards):
         begin, end = (len(documents) * n // shards for n in (number, number + 1))
@@ -127,10 +128,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--from", dest="sources", type=Path, nargs="+", required=True, help="folders or files of text")
     parser.add_argument("--out", type=Path, required=True, help="output folder; must be empty or new")
     parser.add_argument("--shards", type=at_least(2), required=True, help="number of shards; the last is validation")
-    parser.add_argument("--docs-per-group", type=at_least(1), default=64, help="maximum documents per row group")
-    parser.add_argument(
-        "--doc-chars", type=at_least(1), default=10_000, help="split longer files into documents of this length"
-    )
     parser.add_argument("--suffix", nargs="*", default=[], help="only files with these endings (default: all)")
     parser.add_argument("--prose", action="store_true", help="of Python files only docstrings and help")
     args = parser.parse_args(argv)
@@ -148,7 +145,7 @@ def make(args: Namespace) -> None:
     suffixes = [suffix if suffix.startswith(".") else "." + suffix for suffix in args.suffix]
     left_out = (*PACKAGES, *TESTS) if args.prose else PACKAGES
     files = list_files(args.sources, suffixes, left_out)
-    documents, skipped = read_documents(files, args.doc_chars, args.prose)
+    documents, skipped = read_documents(files, args.prose)
     if len(documents) < args.shards:
         raise UserError(
             f"{' '.join(map(str, args.sources))} gave {len(documents)} document(s) from {len(files)} file(s), "
@@ -157,7 +154,7 @@ def make(args: Namespace) -> None:
     fresh = out.with_name(f".{out.name}.new-{os.getpid()}")
     try:
         fresh.mkdir(parents=True)
-        write_shards(documents, fresh, args.shards, args.docs_per_group)
+        write_shards(documents, fresh, args.shards)
         fresh.rename(out)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

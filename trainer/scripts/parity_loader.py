@@ -36,60 +36,44 @@ def digest(tokens: torch.Tensor) -> str:
     return hashlib.sha256(tokens.contiguous().numpy().tobytes()).hexdigest()[:32]
 
 
-class Replay:
-    """The cases of one file over one data folder."""
+def replay(cases: Json, data: Path) -> Json:
+    """Recompute the whole file."""
+    folder, tokenizer = data / "base_data_climbmix", tokenizers.load(data / "tokenizer")
+    token_bytes = tokenizers.load_token_bytes(data / "tokenizer", tokenizer.vocab_size)
+    shards = dataset.inspect(dataset.shard_paths(folder))
 
-    def __init__(self, data: Path) -> None:
-        self.shards = data / "base_data_climbmix"
-        self.tokenizer = tokenizers.load(data / "tokenizer")
-        self.token_bytes = tokenizers.load_token_bytes(data / "tokenizer", self.tokenizer.vocab_size)
-
-    def summary(self) -> Json:
-        """The file's header, recomputed from the data."""
-        shards = dataset.inspect(dataset.shard_paths(self.shards))
-        return {
-            "shards": len(shards),
-            "row_groups": len(shards[0].group_rows),
-            "docs_per_group": shards[0].group_rows[0],
-            "vocab": self.tokenizer.vocab_size,
-            "token_bytes_sum": int(self.token_bytes.sum()),
-        }
-
-    def batches(self, case: Json, last: int, position: Json | None = None) -> list[Json]:
+    def batches(case: Json, last: int, position: Json | None = None) -> list[Json]:
         """The batches of one loader up to this number, each with the position after it."""
         split, rows, length, rank, world = (case[name] for name in ("split", "B", "T", "rank", "world"))
-        loader = Loader(self.tokenizer, self.shards, split, rows, length, rank, world, position=position)
+        loader = Loader(tokenizer, folder, split, rows, length, rank, world, position=position)
         with contextlib.closing(loader):
             drawn = (loader.next_batch() for dummy in range(last + 1))
             return [{"x": digest(x), "y": digest(y), "state": loader.position()} for x, y in drawn]
 
-    def case(self, case: Json) -> Json:
+    def loaded(case: Json) -> Json:
         """The requested batches of one loader."""
         wanted = [int(batch["i"]) for batch in case["batches"]]
-        found = self.batches(case, max(wanted, default=-1))
-        return {
-            **{name: case[name] for name in WHERE},
-            "batches": [{"i": number, **found[number]} for number in wanted],
-        }
+        found = batches(case, max(wanted, default=-1))
+        return {**{name: case[name] for name in WHERE}, "batches": [{"i": one, **found[one]} for one in wanted]}
 
-    def resume(self, case: Json, like: Json) -> Json:
-        """The first batch after a position."""
-        [found] = self.batches({**like, **case}, 0, case["state_in"])
+    def resumed(case: Json) -> Json:
+        """The first batch after a position. The golden file's case omits what all cases share."""
+        first: Json = next(iter(cases.get("loader", [])), {"B": 2, "T": 64})
+        [found] = batches({"split": "train", "B": first["B"], "T": first["T"], **case}, 0, case["state_in"])
         kept = {name: case[name] for name in (*WHERE, "state_in") if name in case}
         return {**kept, "x": found["x"], "y": found["y"], "state_out": found["state"]}
 
-
-def replay(cases: Json, data: Path) -> Json:
-    """Recompute the whole file."""
-    run = Replay(data)
-    out = {**run.summary(), "loader": [run.case(case) for case in cases.get("loader", [])]}
+    out: Json = {
+        "shards": len(shards),
+        "row_groups": len(shards[0].group_rows),
+        "docs_per_group": shards[0].group_rows[0],
+        "vocab": tokenizer.vocab_size,
+        "token_bytes_sum": int(token_bytes.sum()),
+        "loader": [loaded(case) for case in cases.get("loader", [])],
+    }
     if "resume" in cases:
-        # The golden file's resume case omits these three, which all cases share.
-        first: Json = next(iter(out["loader"]), {"B": 2, "T": 64})
-        like: Json = {"split": "train", "B": first["B"], "T": first["T"]}
-        one = isinstance(cases["resume"], dict)
-        found = [run.resume(case, like) for case in ([cases["resume"]] if one else cases["resume"])]
-        out["resume"] = found[0] if one else found
+        given = cases["resume"]
+        out["resume"] = resumed(given) if isinstance(given, dict) else [resumed(case) for case in given]
     return out
 
 

@@ -1,14 +1,14 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ranks, rows of made-up text, and a small model. On a CPU no process group is made."""
+"""A checkout such as users have, small and written here: the module names, calls and loop of nanochat, with rows of made-up text.
 
-from __future__ import annotations
+On a CPU it makes no process group.
+"""
 
+import argparse
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -19,17 +19,24 @@ COMPUTE_DTYPE = getattr(torch, os.environ.get("NANOCHAT_DTYPE", "bfloat16"))
 ddp, rank, world = "RANK" in os.environ, int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def print0(text: str) -> None:
+def flags(**defaults):
+    parser = argparse.ArgumentParser()
+    for name, default in defaults.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
+    return parser.parse_args()
+
+
+def print0(text):
     if rank == 0:
         print(text)
 
 
-def compute_cleanup() -> None:
+def compute_cleanup():
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def batches(rows: int, length: int, split: str, number: int = 0) -> Iterator[Any]:
+def batches(rows, length, split, number=0):
     """The same rows make up a step, whatever the number of ranks."""
     while True:
         seeds = [(number * world + rank) * rows + row + (10**6 if split == "val" else 0) for row in range(rows)]
@@ -39,31 +46,24 @@ def batches(rows: int, length: int, split: str, number: int = 0) -> Iterator[Any
         yield ids[:, :-1], ids[:, 1:].clone(), {"pq_idx": 0, "rg_idx": number, "epoch": 1}
 
 
-@dataclass
-class GPTConfig:
-    sequence_len: int = 64
-    n_layer: int = 3
-    vocab_size: int = 1920
-    n_head: int = 2
-    n_embd: int = 64
-    window_pattern: str = "L"
-
-
 class MuonAdamW(BaselineOptimizer):
-    def step(self) -> None:  # type: ignore[override]
+    def step(self):
         assert not dist.is_initialized() or (dist.get_rank(), dist.get_world_size()) == (0, 1)
         super().step()
 
 
 class GPT(BaselineGPT):
-    def init_weights(self) -> None:
+    def __init__(self, **config):
+        super().__init__(SimpleNamespace(**config))
+
+    def init_weights(self):
         assert COMPUTE_DTYPE is torch.float32, "this model computes in float32"
         torch.manual_seed(42)
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, 0.0, 0.5 if "wte" in name else 0.05)
 
-    def setup_optimizer(self) -> MuonAdamW:
+    def setup_optimizer(self):
         optimizer = MuonAdamW(self, embedding=0.02, unembedding=0.003, matrix=0.02, scalar=0.02)
         for group in optimizer.param_groups:
             # Otherwise it would amplify rounding errors of gradients near zero.

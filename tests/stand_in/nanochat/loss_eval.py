@@ -3,18 +3,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Bits per byte, summed over the ranks."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 
 @torch.no_grad()
-def evaluate_bpb(model: Any, batches: Iterator[Any], steps: int) -> float:
+def evaluate_bpb(model, batches, steps):
     totals = torch.zeros(2)
     for dummy in range(steps):
         x, y, _state = next(batches)

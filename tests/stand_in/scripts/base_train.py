@@ -3,44 +3,35 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The loop, in variables of the module, as nanochat has it."""
 
-from __future__ import annotations
-
-import argparse
-from dataclasses import asdict
-
 import torch
 from nanochat.checkpoint_manager import BASE_DIR, load_checkpoint, save_checkpoint
-from nanochat.common import COMPUTE_DTYPE, GPT, GPTConfig, batches, compute_cleanup, print0, rank, world
+from nanochat.common import COMPUTE_DTYPE, GPT, batches, compute_cleanup, flags, print0, rank, world
 from nanochat.loss_eval import evaluate_bpb
 
-parser = argparse.ArgumentParser()
-for name, text in {"run": "dummy", "device-type": "cpu", "window-pattern": "L", "model-tag": None}.items():
-    parser.add_argument(f"--{name}", default=text)
-for name, default in {
-    "depth": 3, "aspect-ratio": 32, "head-dim": 32, "max-seq-len": 64, "num-iterations": 8, "device-batch-size": 2,
-    "total-batch-size": 256, "eval-every": -1, "eval-tokens": 512, "core-metric-every": -1, "sample-every": -1, "save-every": -1,
-    "resume-from-step": -1,
-}.items():  # fmt: skip
-    parser.add_argument(f"--{name}", type=int, default=default)
-args = parser.parse_args()
+args = flags(
+    run="dummy", device_type="cpu", window_pattern="L", model_tag="", depth=3, aspect_ratio=32, head_dim=32, max_seq_len=64,
+    num_iterations=8, device_batch_size=2, total_batch_size=256, eval_every=-1, eval_tokens=512, core_metric_every=-1,
+    sample_every=-1, save_every=-1, resume_from_step=-1,
+)  # fmt: skip
 print0(f"COMPUTE_DTYPE: {COMPUTE_DTYPE}")
-model_config_kwargs = asdict(GPTConfig(args.max_seq_len, args.depth))
-orig_model = GPT(GPTConfig(**model_config_kwargs))
+model_config_kwargs = {
+    "sequence_len": args.max_seq_len, "n_layer": args.depth, "vocab_size": 1920, "n_head": 2, "n_embd": 64, "window_pattern": "L",
+}  # fmt: skip
+orig_model = GPT(**model_config_kwargs)
 orig_model.init_weights()
 model = torch.compile(orig_model, dynamic=False)
 optimizer = orig_model.setup_optimizer()
 checkpoint_dir = f"{BASE_DIR}/base_checkpoints/{args.model_tag or f'd{args.depth}'}"
-step, batch, val_bpb = 0, 0, None
+num_iterations, step, val_bpb, dataloader_state_dict = args.num_iterations, 0, None, {"rg_idx": 0}
 if args.resume_from_step != -1:
-    loaded = load_checkpoint(checkpoint_dir, args.resume_from_step, "cpu", load_optimizer=True, rank=rank)
-    orig_model.load_state_dict(loaded[0])
-    optimizer.load_state_dict(loaded[1])
-    step, batch = loaded[2]["step"], loaded[2]["dataloader_state_dict"]["rg_idx"]
-train_loader = batches(args.device_batch_size, args.max_seq_len, "train", batch)
-x, y, dataloader_state_dict = next(train_loader)
-num_iterations, world_tokens = args.num_iterations, args.device_batch_size * args.max_seq_len * world
-assert args.total_batch_size % world_tokens == 0
+    model_data, optimizer_data, meta = load_checkpoint(checkpoint_dir, args.resume_from_step, "cpu", True, rank)
+    orig_model.load_state_dict(model_data)
+    optimizer.load_state_dict(optimizer_data)
+    step, dataloader_state_dict = meta["step"], meta["dataloader_state_dict"]
+train_loader = batches(args.device_batch_size, args.max_seq_len, "train", dataloader_state_dict["rg_idx"])
+world_tokens = args.device_batch_size * args.max_seq_len * world
 grad_accum_steps = args.total_batch_size // world_tokens
+assert args.total_batch_size == grad_accum_steps * world_tokens
 
 while True:
     last_step = step == num_iterations
@@ -52,17 +43,15 @@ while True:
         meta = {
             "step": step, "val_bpb": val_bpb, "model_config": model_config_kwargs, "device_batch_size": args.device_batch_size,
             "max_seq_len": args.max_seq_len, "total_batch_size": args.total_batch_size,
-            "dataloader_state_dict": {**dataloader_state_dict, "rg_idx": batch},
-            "loop_state": {"min_val_bpb": val_bpb, "smooth_train_loss": 0.0, "total_training_time": 0.0},
+            "dataloader_state_dict": dataloader_state_dict,
         }  # fmt: skip
         save_checkpoint(checkpoint_dir, step, orig_model.state_dict(), optimizer.state_dict(), meta, rank=rank)
     if last_step:
         break
     for _micro_step in range(grad_accum_steps):
+        x, y, dataloader_state_dict = next(train_loader)
         loss = model(x, y)
         (loss / grad_accum_steps).backward()
-        batch = dataloader_state_dict["rg_idx"]
-        x, y, dataloader_state_dict = next(train_loader)
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * min(1.0, (step + 1) / 4)
     optimizer.step()

@@ -86,27 +86,22 @@ class Exchange:
 class JoinedOptimizer:
     """The script's optimizer: a torch.optim.Optimizer whose groups have a kind, "muon" or another."""
 
-    def __init__(self, optimizer: Any, world: World, sync: str) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, world: World, sync: str) -> None:
         self.optimizer, self.world = optimizer, world
         self.exchange, self.rank, self.ranks = Exchange(world.comm, sync), world.comm.rank, world.comm.world
         self._step, self._state_dict = optimizer.step, optimizer.state_dict
         self._load_state_dict = optimizer.load_state_dict
 
     @property
-    def groups(self) -> list[Json]:
-        found: list[Json] = self.optimizer.param_groups
-        return found
-
-    @property
     def muon(self) -> list[Json]:
-        return [group for group in self.groups if group.get("kind") == "muon"]
+        return [group for group in self.optimizer.param_groups if group.get("kind") == "muon"]
 
     # -- a step
 
     @torch.no_grad()
     def step(self, pack: Tensor, tables: Sequence[Tensor]) -> Tensor:
         """One update; pack: numbers to sum over the ranks; tables: the embeddings' weights."""
-        shared = [group for group in self.groups if group.get("kind") != "muon"]
+        shared = [group for group in self.optimizer.param_groups if group.get("kind") != "muon"]
         # Muon's matrices, by the rank that updates them.
         owned = [[p for group in self.muon for p in group["params"][rank :: self.ranks]] for rank in range(self.ranks)]
         mine, by_rows = owned[self.rank], set(map(id, tables))
@@ -130,7 +125,7 @@ class JoinedOptimizer:
 
     def _update(self, shared: list[Json]) -> None:
         """The optimizer's own step, with what this rank updates."""
-        groups = self.groups
+        groups = self.optimizer.param_groups
         dealt = [{**group, "params": group["params"][self.rank :: self.ranks]} for group in self.muon]
         try:
             self.optimizer.param_groups = [*(group for group in dealt if group["params"]), *shared]
@@ -144,7 +139,7 @@ class JoinedOptimizer:
     def state_dict(self) -> Json:
         """torch's state dict of a single rank; all ranks call it together."""
         file = self._state_dict()
-        for group, saved in zip(self.groups, file["param_groups"], strict=True):
+        for group, saved in zip(self.optimizer.param_groups, file["param_groups"], strict=True):
             if group.get("kind") == "muon":
                 # The optimizer keeps its state with the first matrix that it is shown.
                 numbers = saved["params"]
@@ -165,8 +160,10 @@ class JoinedOptimizer:
     def load_state_dict(self, found: Json) -> None:
         """From all files of a checkpoint, of any number of ranks ({FILES_KEY: {rank: file}}), or from one of a single rank."""
         files = found.get(FILES_KEY, {0: found})
-        numbers = {p: n for n, p in enumerate(p for group in self.groups for p in group["params"])}
-        named = [{**group, "params": [str(numbers[p]) for p in group["params"]]} for group in self.groups]
+        numbers = {p: n for n, p in enumerate(p for group in self.optimizer.param_groups for p in group["params"])}
+        named = [
+            {**group, "params": [str(numbers[p]) for p in group["params"]]} for group in self.optimizer.param_groups
+        ]
         layout = OptimizerLayout(named, {str(n): p.shape for p, n in numbers.items()})
         try:
             loaded = layout.file(layout.state(files))["state"]

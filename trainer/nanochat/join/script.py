@@ -59,9 +59,9 @@ class Script:
     def variables(self) -> dict[str, Any]:
         return vars(sys.modules["__main__"])
 
-    def setting(self, name: str) -> Any:
-        """A flag of the script; None: it has no such flag."""
-        return getattr(self.variables["args"], name, None)
+    def number(self, name: str) -> int:
+        """A number of its loop: the variable of this name, or else the flag; 0 if there is none or it is not positive."""
+        return max(0, int(self.variables.get(name, getattr(self.variables["args"], name, None)) or 0))
 
     @property
     def step(self) -> int:
@@ -74,21 +74,8 @@ class Script:
         return step
 
     @property
-    def steps(self) -> int:
-        """The total number of steps; 0: unknown."""
-        return max(0, int(self.variables.get("num_iterations", self.setting("num_iterations"))))
-
-    @property
-    def total_batch_size(self) -> int:
-        return int(self.variables.get("total_batch_size", self.setting("total_batch_size")))
-
-    @property
-    def model(self) -> Any:
-        return self.variables["orig_model"]
-
-    @property
     def weights(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.model.named_parameters()}
+        return {name: p.detach() for name, p in self.variables["orig_model"].named_parameters()}
 
     # -- wrappers
 
@@ -135,13 +122,13 @@ class Script:
         passed = time.perf_counter() - self.begun
         if not self.progress.step:
             self._first_step()
-        if due(step, self.setting("sample_every") or -1):
+        if due(step, self.number("sample_every")):
             # One rank alone may have written samples for long.
             comm.barrier("the beginning of the step")
         comm.enter("sync", step)
         pack = torch.tensor([float(torch.stack(self.losses).sum()), float(self.stop_asked)])
         self.losses.clear()
-        tables = [one.weight for one in self.model.modules() if isinstance(one, torch.nn.Embedding)]
+        tables = [one.weight for one in self.variables["orig_model"].modules() if isinstance(one, torch.nn.Embedding)]
         total = optimizer.step(pack, tables).tolist()
         if not math.isfinite(total[0]):
             raise not_finite(f"the loss is {total[0]} at step {step}, so this step's weights are unusable")
@@ -154,7 +141,8 @@ class Script:
         self._go_on(step + 1)
 
     def _first_step(self) -> None:
-        self.journal.heartbeat.steps = self.steps
+        # 0: unknown.
+        steps = self.journal.heartbeat.steps = self.number("num_iterations")
         attempt = self.comm.exchange("the name of this attempt", secrets.token_hex(8), patient=True)[0]
         self.journal.open_tracker(self.resumed_from is not None)
         self.journal.record(
@@ -162,18 +150,19 @@ class Script:
             model={"config": self.variables.get("model_config_kwargs") or {},
                    "parameters": {"total": sum(p.numel() for p in self.weights.values())},
                    "flops_per_token": self.variables.get("num_flops_per_token")},
-            settings=vars(self.variables["args"]), capability=torch.backends.cpu.get_cpu_capability(), steps=self.steps,
-            total_batch_size=self.total_batch_size, resumed_from=self.resumed_from, attempt_id=attempt, training=self.training,
+            settings=vars(self.variables["args"]), capability=torch.backends.cpu.get_cpu_capability(), steps=steps,
+            total_batch_size=self.number("total_batch_size"), resumed_from=self.resumed_from, attempt_id=attempt, training=self.training,
+            notices=self.journal.notices,
         )  # fmt: skip
 
     def _record(self, optimizer: JoinedOptimizer, loss: float, passed: float) -> None:
         seconds = time.perf_counter() - self.begun
         smooth = self.progress.add_loss(loss)
-        group = optimizer.groups[0]
+        group = optimizer.optimizer.param_groups[0]
         place = self.variables.get("dataloader_state_dict") or {}
         wait, sent = self.comm.take_counters()
         self.journal.record(
-            "step", self.step, loss=loss, loss_smooth=smooth, seconds=seconds, tokens_per_second=self.total_batch_size / seconds,
+            "step", self.step, loss=loss, loss_smooth=smooth, seconds=seconds, tokens_per_second=self.number("total_batch_size") / seconds,
             forward_backward_seconds=passed, wait_seconds=wait, optimizer_seconds=max(0.0, seconds - passed - wait),
             data_seconds=0.0, bytes_sent=sent, lr_multiplier=group["lr"] / (group.get("initial_lr") or group["lr"] or 1.0),
             epoch=place.get("epoch"),

@@ -12,19 +12,16 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 from nanochat.rules.causes import Cause
+from nanochat.rules.stages import BASE
 
 # Linux's names of instructions for native bfloat16 products (x86, then Arm).
 BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
 # The process name of a rank, by which the collection recognises one.
 RANK_NAME = "nanochat-rank"
-
-# The current environment; tests pass their own.
-ENVIRON: Mapping[str, str] = MappingProxyType(os.environ)
 
 
 class UserError(Exception):
@@ -91,7 +88,7 @@ def pin_to_cores() -> None:
     A missing processor makes the run slower, not wrong, so it is only reported.
     """
     text = os.environ.get("NANOCHAT_CORES", "")
-    if text and hasattr(os, "sched_setaffinity"):
+    if text:
         try:
             os.sched_setaffinity(0, {int(number) for number in text.split(",")})
         except (OSError, ValueError) as error:
@@ -107,16 +104,16 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def base_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
+def base_dir() -> Path:
     """The folder of tokenizer, checkpoints and reports."""
-    named = environ.get("NANOCHAT_BASE_DIR")
+    named = os.environ.get("NANOCHAT_BASE_DIR")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "nanochat"
 
 
-def data_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
+def data_dir() -> Path:
     """The folder of parquet shards."""
-    named = environ.get("NANOCHAT_DATA_DIR")
-    return Path(named).expanduser() if named else base_dir(environ) / "base_data_climbmix"
+    named = os.environ.get("NANOCHAT_DATA_DIR")
+    return Path(named).expanduser() if named else base_dir() / "base_data_climbmix"
 
 
 def tokenizer_dir() -> Path:
@@ -124,9 +121,9 @@ def tokenizer_dir() -> Path:
     return base_dir() / "tokenizer"
 
 
-def checkpoint_dir(tag: str, environ: Mapping[str, str] = ENVIRON, stage: str = "base_checkpoints") -> Path:
+def checkpoint_dir(tag: str, stage: str = BASE.folder) -> Path:
     """The folder of one model's checkpoints of a stage."""
-    return base_dir(environ) / stage / tag
+    return base_dir() / stage / tag
 
 
 def writable_folder(path: Path, what: str) -> Path:
@@ -148,7 +145,7 @@ def disk_cause(error: OSError) -> Cause:
     return Cause.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Cause.DISK_FAILED
 
 
-def read_ranks(environ: Mapping[str, str] = ENVIRON) -> Ranks:
+def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
     """RANK, LOCAL_RANK and WORLD_SIZE from torchrun; a single process is rank 0 of 1."""
     try:
         rank, local, world = (
@@ -177,7 +174,7 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(found[0].split()) if found else frozenset()
 
 
-def matmul_type(wanted: str, environ: Mapping[str, str] = ENVIRON, flags: frozenset[str] | None = None) -> str:
+def matmul_type(wanted: str, environ: Mapping[str, str] = os.environ, flags: frozenset[str] | None = None) -> str:
     """The number type of matrix products: --matmul, or what NANOCHAT_DTYPE of nanochat's scripts asks for."""
     dtype = environ.get("NANOCHAT_DTYPE", "")
     if dtype not in ("", "float32", "bfloat16"):
@@ -213,6 +210,12 @@ def memory_available(root: Path = Path("/")) -> int | None:
     return min((one for one in left if one is not None), default=None)
 
 
+def memory_bytes() -> int:
+    """Memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def meminfo(root: Path, name: str) -> int | None:
     """A line of /proc/meminfo in bytes; None where there is none."""
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -227,13 +230,3 @@ def cgroup_bytes(root: Path, what: str) -> int | None:
         with contextlib.suppress(OSError, ValueError):
             return int((root / name).read_text(encoding="ascii"))
     return None
-
-
-def check_memory(needed: int, what: str, limit: int | None) -> None:
-    """Refuse a model that does not fit, before it swaps for an hour or the kernel kills it."""
-    if limit is not None and needed > limit:
-        raise UserError(
-            f"{what} needs about {needed / 2**30:.1f} GiB for weights, gradients and optimizer, "
-            f"but this machine has {limit / 2**30:.1f} GiB available; lower --depth, --aspect-ratio or --device-batch-size.",
-            Cause.OOM,
-        )

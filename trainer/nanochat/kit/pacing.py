@@ -110,5 +110,4 @@ def start_pacing() -> None:
             time.sleep(EVERY_SECONDS)
             pacer.look()
 
-    if hasattr(socket, "TCP_INFO"):
-        threading.Thread(target=work, name="pacing", daemon=True).start()
+    threading.Thread(target=work, name="pacing", daemon=True).start()

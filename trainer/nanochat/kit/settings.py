@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Every setting of a training run: one frozen dataclass, from which the command line is built.
 
-settings = parse(sys.argv[1:]) reads and checks; user_config(settings) is what a checkpoint's meta file keeps.
+settings = parse(sys.argv[1:]) reads and checks; asdict(settings) is what a checkpoint's meta file keeps.
 """
 
 from __future__ import annotations
@@ -344,11 +344,6 @@ def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[i
     return [rows // world] * world
 
 
-def user_config(settings: Settings) -> dict[str, Any]:
-    """All settings by name, for a checkpoint's meta file and the metrics."""
-    return dataclasses.asdict(settings)
-
-
 def shared_config(settings: Settings) -> dict[str, Any]:
     """The settings in which all ranks must agree."""
-    return {name: value for name, value in user_config(settings).items() if name not in PER_RANK}
+    return {name: value for name, value in dataclasses.asdict(settings).items() if name not in PER_RANK}

@@ -441,11 +441,10 @@ class Optimizer:
         shared head only this rank's part: to resume, merge those of all ranks. The rest is equal on all ranks."""
         self.catch_up()
         adamw = {name: state.state_dict() for name, state in (self.tables | self.dense).items()}
-        return {"steps": self.steps, "history": dict(self.history), "adamw": adamw, "muon": self.muon.state_dict()}
+        return {"steps": self.steps, "adamw": adamw, "muon": self.muon.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps = state["steps"]
-        self.history = dict(state["history"])
         for name, adamw in (self.tables | self.dense).items():
             adamw.load_state_dict(state["adamw"][name])
         for table in self.tables.values():

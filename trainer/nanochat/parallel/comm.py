@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import threading
@@ -32,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from nanochat.kit.common import ENVIRON, Ranks, UserError, check_device, first_line
+from nanochat.kit.common import Ranks, UserError, check_device, first_line
 from nanochat.rules.causes import Cause
 
 # Gloo gives up connecting only after five times its timeout; all ranks are present by then, so it is short.
@@ -103,7 +104,7 @@ def connect(
     ranks: Ranks,
     device: str,
     timeout: float,
-    environ: Mapping[str, str] = ENVIRON,
+    environ: Mapping[str, str] = os.environ,
     on_phase: OnPhase | None = None,
 ) -> Comm:
     """Join the other ranks at MASTER_ADDR:MASTER_PORT, if any; device: "cpu". on_phase is called for every phase."""
@@ -326,19 +327,14 @@ class Comm:
 
     def exchange(self, what: str, value: Any, patient: bool = False) -> list[Any]:
         """Every rank's value, in rank order. patient: a live rank may take PATIENCE times the timeout."""
-        return [json.loads(message) for message in self.messages(what, json.dumps(value), patient)]
-
-    def messages(self, what: str, mine: str, patient: bool) -> list[str | bytes]:
-        """Every rank's message as sent; mine: this rank's."""
+        mine = json.dumps(value)
         if self.store is None:
-            return [mine]
+            return [json.loads(mine)]
         number, self._exchanges = self._exchanges, self._exchanges + 1
         self.collective += 1
         begun = time.perf_counter()
         self._ask_or_explain(lambda store: store.set(f"x/{number}/{self.rank}", mine), what)
-        found: list[str | bytes] = [
-            self._await(f"x/{number}/{rank}", rank, what, patient) for rank in range(self.world)
-        ]
+        found = [json.loads(self._await(f"x/{number}/{rank}", rank, what, patient)) for rank in range(self.world)]
         self.wait_seconds += time.perf_counter() - begun
         if number:
             # All ranks answered this exchange, so they have read the last one.

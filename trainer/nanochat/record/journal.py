@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nanochat.kit.common import ENVIRON, Ranks, base_dir, writable_folder
-from nanochat.kit.settings import Settings, user_config
-from nanochat.record.dump import memory_bytes
-from nanochat.record.metrics import Heartbeat, Metrics
+from nanochat.kit.common import Ranks, base_dir, memory_bytes, writable_folder
+from nanochat.kit.settings import Settings
+from nanochat.record.heartbeat import Heartbeat
+from nanochat.record.metrics import Metrics
 from nanochat.record.tracker import Tracker, open_tracker
 from nanochat.rules.causes import Cause
 
@@ -38,14 +40,15 @@ class Journal:
         self.tracker = Tracker()
         self.began = time.monotonic()
         self.waited = 0.0
+        self.notices: list[str] = []  # about the start, for status and report, too
         self.steps, self.identical = 0, None if ranks.world > 1 else True
         self.known: dict[str, Any] = {"val_bpb": None, "first_loss": None, "last_loss": None}
         self._tokens, self._seconds, self._step = 0.0, 0.0, 0
 
     @staticmethod
-    def place(rank: int, environ: Mapping[str, str] = ENVIRON) -> int:
+    def place(rank: int) -> int:
         """The number in a rank's file names: its host's planned rank, also while some hosts are missing."""
-        places = [int(place) for place in environ.get("NANOCHAT_PLACES", "").split(",") if place]
+        places = [int(place) for place in os.environ.get("NANOCHAT_PLACES", "").split(",") if place]
         return places[rank] if rank < len(places) else rank
 
     def open_tracker(self, resumed: bool) -> None:
@@ -53,7 +56,7 @@ class Journal:
         if self.rank == 0:
             settings = self.settings
             self.tracker = open_tracker(
-                settings.tracker, settings.tracker_uri, settings.run, user_config(settings), self.folder, resumed
+                settings.tracker, settings.tracker_uri, settings.run, asdict(settings), self.folder, resumed
             )
 
     def say(self, line: str) -> None:
@@ -61,6 +64,11 @@ class Journal:
         if self.prints:
             with contextlib.suppress(OSError, ValueError):
                 print(line, flush=True)
+
+    def note(self, notice: str) -> None:
+        """Say something about the start that the user should know; every rank does."""
+        self.notices.append(notice)
+        self.say(notice)
 
     def record(self, kind: str, step: int, **values: Any) -> None:
         """Write an event to metrics-rankN.jsonl and remember it for the final summary."""

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Metrics to a tracking server: none, mlflow or wandb, for rank 0.
 
-    tracker = open_tracker("mlflow", "http://10.0.0.1:5000", "my run", user_config(settings), run_dir)
+    tracker = open_tracker("mlflow", "http://10.0.0.1:5000", "my run", asdict(settings), run_dir)
     tracker.take(event)      # every step and evaluation
     tracker.close("finished")
 

@@ -29,7 +29,7 @@ from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 import torch
 
-from nanochat.kit.common import BadCheckpoint, UserError, disk_cause
+from nanochat.kit.common import BadCheckpoint, UserError, disk_cause, first_line
 from nanochat.run import lineage
 
 # Our parts of the optimizer's file; upstream's loader skips unknown keys.
@@ -144,7 +144,6 @@ class NewFile:
     """
 
     def __init__(self, folder: Path, name: str, rank: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.place, self.path = folder / name, folder / f".{name}.rank{rank}.tmp"
         self.file: BinaryIO = self.path.open("wb")
         self.sha256, self.bytes = hashlib.sha256(), 0
@@ -312,8 +311,7 @@ def _load(path: Path) -> Any:
         raise BadCheckpoint(f"there is no checkpoint file {path}.") from None
     # A damaged file may raise almost anything from within the unpickler.
     except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadCheckpoint(f"the checkpoint file {path} cannot be read: {first.rstrip('.')}.") from None
+        raise BadCheckpoint(f"the checkpoint file {path} cannot be read: {first_line(error)}.") from None
 
 
 def load_model(folder: Path, step: int) -> dict[str, torch.Tensor]:
@@ -323,6 +321,15 @@ def load_model(folder: Path, step: int) -> dict[str, torch.Tensor]:
         raise BadCheckpoint(f"the checkpoint file {folder / model_name(step)} does not contain a model's weights.")
     # torch.compile puts this before every name, and upstream saves the compiled model.
     return {name.removeprefix("_orig_mod."): value for name, value in found.items()}
+
+
+def load_weights(model: torch.nn.Module, folder: Path, step: int) -> None:
+    """Give a model the weights of a checkpoint."""
+    try:
+        model.load_state_dict(load_model(folder, step))
+    except RuntimeError as error:
+        what = " ".join(str(error).split())[:300]
+        raise BadCheckpoint(f"the weights of step {step} in {folder} do not match this model: {what}.") from None
 
 
 def load_meta(folder: Path, step: int) -> Json:

@@ -73,11 +73,7 @@ def load_model(folder: Path, step: int, tokenizer: Tokenizer) -> GPT:
             f"{tokenizer.vocab_size}; use the tokenizer it was trained with."
         )
     model = GPT(config)
-    try:
-        model.load_state_dict(checkpoint_manager.load_model(folder, step))
-    except RuntimeError as error:
-        first = str(error).splitlines()[1:2] or [str(error)]
-        raise UserError(f"the weights of step {step} in {folder} do not match its model: {first[0].strip()}") from None
+    checkpoint_manager.load_weights(model, folder, step)
     return model.eval()
 
 

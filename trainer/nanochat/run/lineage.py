@@ -34,9 +34,9 @@ def is_id(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{16}", value) is not None
 
 
-def wanted(folder: Path, variable: str = TRAINING, environ: Mapping[str, str] | None = None) -> str:
+def wanted(folder: Path, variable: str = TRAINING) -> str:
     """The id of the training (or of its base model's) to resume, from the environment or the run folder."""
-    found = (os.environ if environ is None else environ).get(variable, UNSAID)
+    found = os.environ.get(variable, UNSAID)
     if found and not is_id(found):
         raise UserError(f"{variable} is {found!r}, which is not a training id (16 characters 0-9 and a-f).")
     kept = run_file(folder).get({TRAINING: "id", BASE_TRAINING: "base"}[variable])

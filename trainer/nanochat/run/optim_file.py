@@ -66,7 +66,7 @@ class OptimizerLayout:
                     stacks[key][place] = value
             kept[self.numbers[names[0]]] = stacks
         groups = [{**group, "params": [self.numbers[name] for name in group["params"]]} for group in self.groups]
-        ours = {key: value for key, value in state.items() if key not in ("steps", "history", "adamw", "muon")}
+        ours = {key: value for key, value in state.items() if key not in ("steps", "adamw", "muon")}
         return {"state": kept, "param_groups": groups, OURS_KEY: {**ours, "others": {}}}
 
     # -- reading
@@ -89,7 +89,7 @@ class OptimizerLayout:
             first_rank = next(rank for rank in range(len(others) + 1) if rank not in others)
             shards = {**others, first_rank: complete["state"]}
         try:
-            return {**ours, **self._joined(shards, first["param_groups"])}
+            return {**ours, **self._joined(shards)}
         except (KeyError, TypeError, RuntimeError, AttributeError):
             raise Unusable("its tensors do not have this model's shapes") from None
 
@@ -103,7 +103,7 @@ class OptimizerLayout:
         if not file["state"]:
             raise Unusable("its file has no state")
 
-    def _joined(self, shards: Mapping[int, Shard], groups: Sequence[Mapping[str, Any]]) -> Json:
+    def _joined(self, shards: Mapping[int, Shard]) -> Json:
         largest = max(self.numbers, key=lambda name: self.shapes[name].numel())
         known = next(iter(shards.values()))[self.numbers[largest]]
         world = self.shapes[largest][0] // len(known["exp_avg"])
@@ -112,13 +112,8 @@ class OptimizerLayout:
             listed = ", ".join(map(str, missing))
             raise Unusable(f"the files of ranks {listed} (of {world}) are missing")
         parts = [shards[rank] for rank in range(world)]
-        steps = int(known["step"])
-        # The learning-rate multiplier of the last saved step.
-        rates = ((group.get("lr"), group.get("initial_lr")) for group in groups)
-        multiplier = next((rate / initial for rate, initial in rates if initial and rate is not None), 1.0)
         return {
-            "steps": steps,
-            "history": {steps: multiplier},
+            "steps": int(known["step"]),
             "adamw": {name: self._join_adamw(name, parts) for name in self.adamw},
             "muon": {name: one for names in self.muon for name, one in self._join_muon(names, parts).items()},
         }

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The life of one rank's process in any stage: connect, set up, train, and report the end."""
+"""The life of one rank's process, in any stage and in a joined checkout: connect, train, and report the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from nanochat.kit.common import UserError, name_process, read_ranks
+from nanochat.kit.common import UserError, first_line, name_process, read_ranks
 from nanochat.kit.connections import all_ends
 from nanochat.kit.pacing import start_pacing
 from nanochat.kit.settings import Settings
@@ -31,42 +31,61 @@ from nanochat.run.state import Run
 EXIT_ERROR = 2
 CUT_OFF_SECONDS = 0.4  # so long after its connection was closed, a wait has failed or never will
 PR_SET_PDEATHSIG = 1  # constant of Linux's prctl
+# Called where a rank is lost: saves what it can without that, and returns a sentence about it, if anything is to say.
+Rescue = Callable[[], str | None]
 
 
 def run_stage(settings: Settings, make_stage: Callable[[], RunStage]) -> int:
     """A whole run; returns the process's exit code."""
+    run: Run | None = None
+    began = time.time()
+
+    def work(comm: Comm, journal: Journal) -> str:
+        nonlocal run
+        opening = {"began": began, "met": time.time()}
+        run = made = set_up(settings, comm, journal, make_stage())
+        start_event(made, opening)
+        stop_when_asked(lambda: setattr(made, "stop_asked", True))
+        reason = train(made)
+        made.feed.loader.close()
+        return reason
+
+    return run_rank(settings, work, lambda: save_alone(run) if run is not None and settings.save_on_loss else None)
+
+
+def run_rank(
+    settings: Settings,
+    work: Callable[[Comm, Journal], str],
+    rescue: Rescue = lambda: None,
+    whose: str = "nanochat.ddp",
+) -> int:
+    """Connect, work and report the end; returns the process's exit code. work: trains, and returns why it ended; whose: a bug in it."""
     name_process()
     ranks = read_ranks()
-    journal, comm, run = Journal(settings, ranks), None, None
+    journal, comm = Journal(settings, ranks), None
     try:
-        began = time.time()
         comm = connect(ranks, "cpu", settings.timeout_seconds, on_phase=journal.heartbeat.enter)
         if comm.world > 1:
             start_pacing()
-            end_when_cut_off(journal, comm, lambda: run)
-        opening = {"began": began, "met": time.time()}
-        run = set_up(settings, comm, journal, make_stage())
-        start_event(run, opening)
-        stop_when_asked(run)
-        reason = train(run)
-        run.feed.loader.close()
+            end_when_cut_off(journal, comm, rescue)
+        reason = work(comm, journal)
         comm.close()
     except CommError as error:
-        return lost(journal, comm, run, error)
+        return lost(journal, comm, rescue, error)
     except UserError as error:
         return fail(journal, comm, error)
     except KeyboardInterrupt:
         return fail(journal, comm, UserError("interrupted before the first step.", Cause.STOPPED))
     # Also catches what no library should raise, such as Rust panics.
     except BaseException as error:
-        return fail(journal, comm, unexpected(journal, error))
+        return fail(journal, comm, unexpected(journal, error, whose))
     journal.end(reason)
     return 0
 
 
-def lost(journal: Journal, comm: Comm | None, run: Run | None, error: CommError) -> int:
+def lost(journal: Journal, comm: Comm | None, rescue: Rescue, error: CommError) -> int:
     """Save what can be saved without the other ranks, and report the end."""
-    if run is not None and run.settings.save_on_loss and (said := save_alone(run)):
+    if said := rescue():
         journal.say(f"A rank was lost: {said}")
     if journal.heartbeat.hung_up:
         # The reason given by whoever closed the connections, instead of this rank's error.
@@ -74,7 +93,7 @@ def lost(journal: Journal, comm: Comm | None, run: Run | None, error: CommError)
     return fail(journal, comm, error)
 
 
-def end_when_cut_off(journal: Journal, comm: Comm, run: Callable[[], Run | None]) -> None:
+def end_when_cut_off(journal: Journal, comm: Comm, rescue: Rescue) -> None:
     """End this rank if it still waits after a connection was closed: Gloo never tells a wait of that if part of its message has
     arrived."""
     # The rendezvous store's connections may come and go.
@@ -91,28 +110,27 @@ def end_when_cut_off(journal: Journal, comm: Comm, run: Callable[[], Run | None]
             if comm.stop_waiting(2 * CUT_OFF_SECONDS):
                 # The store, which could explain more, was hung up on, too.
                 error = CommError("", Cause.PEER_LOST, []) if journal.heartbeat.hung_up else comm.explain_wait()
-                lost(journal, comm, run(), error)
+                lost(journal, comm, rescue, error)
 
     threading.Thread(target=watch, name="cut-off", daemon=True).start()
 
 
-def stop_when_asked(run: Run) -> None:
+def stop_when_asked(ask: Callable[[], None]) -> None:
     """SIGTERM and Ctrl-C: finish the step, save, exit cleanly. A second Ctrl-C exits at once."""
 
-    def ask(number: int, dummy: object) -> None:
-        run.stop_asked = True
+    def take(number: int, dummy: object) -> None:
+        ask()
         signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
 
-    signal.signal(signal.SIGTERM, ask)
-    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+    signal.signal(signal.SIGTERM, take)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
         # If what started it is killed, a rank would continue as an unstoppable orphan: it saves and exits.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGINT, take)
 
 
-def unexpected(journal: Journal, error: BaseException) -> UserError:
+def unexpected(journal: Journal, error: BaseException, whose: str) -> UserError:
     """A sentence for an unexpected error; the traceback goes into a file for developers."""
-    lines = str(error).strip().splitlines() or [""]
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         text = "not enough memory on this machine; lower --device-batch-size, --max-seq-len or --depth."
         return UserError(text, Cause.OOM)
@@ -126,7 +144,7 @@ def unexpected(journal: Journal, error: BaseException) -> UserError:
             f"the traceback cannot be written to {path} ({failure.strerror or failure}); "
             f"it was raised in {last.name}, line {last.lineno} of {last.filename}"
         )
-    text = f"{type(error).__name__}: {lines[0].rstrip('.')}; this is a bug in nanochat.ddp; {place}."
+    text = f"{type(error).__name__}: {first_line(error)}; this is a bug in {whose}; {place}."
     return UserError(text, Cause.BUG)
 
 

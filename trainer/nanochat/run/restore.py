@@ -1,14 +1,17 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Resumes from a local checkpoint: weights, optimizer, progress and data position, checked against this run."""
+"""What a run begins with: the newest checkpoint of its training (resume.py brings that to every folder), a base model, or nothing.
+
+Weights, optimizer, progress and data position are checked against this run; what does not fit is refused, or said and left out.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,71 +21,60 @@ from torch import Tensor
 from nanochat.kit.common import BadCheckpoint, first_line
 from nanochat.kit.settings import BaseModelSettings
 from nanochat.model import numerics
-from nanochat.model.gpt import GPT
 from nanochat.model.optim import MUON, muon_shapes
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
-from nanochat.parallel.sync import Sync
 from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
-from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
 from nanochat.run.lineage import BASE_TRAINING
 from nanochat.run.optim_file import SHARE, OptimizerLayout, Unusable
 from nanochat.run.resume import Obtained, folder_leader, name_training, obtain
 from nanochat.run.state import Run, TrainingProgress
 
-Say = Callable[[str], None]
-
 
 def restore(run: Run) -> None:
     """Resume from a checkpoint if the settings ask for it and there is one; otherwise start."""
-    settings, comm, folder, say = run.settings, run.comm, run.checkpoints, run.journal.say
+    settings, comm, folder, journal = run.settings, run.comm, run.checkpoints, run.journal
     comm.enter("resume")
-    sweep(folder)
-    wanted = lineage.wanted(run.journal.folder)
-    got = Obtained(wanted)
+    checkpoints.sweep(folder)
     if settings.resume or settings.resume_from_step >= 0:
-        got = obtain(comm, folder, run.writer, wanted, settings.resume_from_step, say=say)
+        got = obtain(comm, journal, folder, run.writer, settings.resume_from_step)
+    else:
+        got = Obtained(lineage.wanted(journal.folder))
     if not settings.resume and run.writer == comm.rank:
         # The run will repeat these steps.
-        checkpoints.set_aside(
-            folder, {step for step in checkpoints.steps_in(folder) if got.step is None or step > got.step}, say
-        )
+        repeated = {step for step in checkpoints.steps_in(folder) if got.step is None or step > got.step}
+        checkpoints.set_aside(folder, repeated, journal.say)
     run.training_id = name_training(comm, got.training)
     if got.step is None:
         if run.stage.base is not None:
             take_base_model(run, run.stage.base)
         run.feed.loader = run.stage.training_loader(run)
         return
-    if got.notice:
-        run.note(got.notice)
     with refusing_bad_content(folder, got.step):
         load_checkpoint(run, got.step, got.files)
     # The steps up to this one that every rank's folder has, so that older ones may go.
     mine = [step for step in checkpoints.whole_steps(folder, deep=False) if step <= got.step]
     from_ranks = comm.exchange("the checkpoints of all ranks", mine)
     run.saved = sorted(set(mine).intersection(*from_ranks))
-    say(f"Resuming from step {got.step} of {folder}")
+    journal.say(f"Resuming from step {got.step} of {folder}")
 
 
 def take_base_model(run: Run, base: BaseModelSettings) -> None:
     """Start every rank from a base model that at least one of them has."""
-    comm, folder, name = run.comm, Path(base.base_checkpoints), lineage.wanted(run.journal.folder, BASE_TRAINING)
-    training, step, files, notice = obtain(
-        comm, folder, folder_leader(comm, folder), name, base.model_step, BASE_TRAINING
-    )
+    comm, folder = run.comm, Path(base.base_checkpoints)
+    leader = folder_leader(comm, folder)
+    training, step, files = obtain(comm, run.journal, folder, leader, base.model_step, BASE_TRAINING)
     if step is None:
         raise BadCheckpoint(
             f"no rank has a base checkpoint in {folder}; train one with python -m scripts.base_train, or give "
             "its folder with --base-checkpoints."
         )
-    if notice:
-        run.note(notice)
     with refusing_bad_content(folder, step):
-        check_same_model(run.model.config, load_meta(folder, step), folder, step)
-        load_weights(run.model, folder, step)
+        check_same_model(run.model.config, checkpoints.load_meta(folder, step), folder, step)
+        checkpoints.load_weights(run.model, folder, step)
         if base.load_optimizer:
             restore_optimizer(run, folder, step, files)
     run.base = {"training": training or None, "step": step}
@@ -102,7 +94,7 @@ def refusing_bad_content(folder: Path, step: int) -> Iterator[None]:
 def load_checkpoint(run: Run, step: int, files: int) -> None:
     """Load weights, optimizer, progress and data position from a local checkpoint."""
     comm, folder = run.comm, run.checkpoints
-    meta = load_meta(folder, step)
+    meta = checkpoints.load_meta(folder, step)
     steps = run.plan.num_iterations
     if step > steps and not run.plan.timed:
         raise BadCheckpoint(
@@ -111,7 +103,7 @@ def load_checkpoint(run: Run, step: int, files: int) -> None:
         )
     check_same_model(run.model.config, meta, folder, step)
     run.base = dict(meta.get("base") or {})
-    load_weights(run.model, folder, step)
+    checkpoints.load_weights(run.model, folder, step)
     restore_shares(run, meta)
     loaders = restore_optimizer(run, folder, step, files)
     restore_progress(run.progress, meta, step)
@@ -127,7 +119,7 @@ def load_checkpoint(run: Run, step: int, files: int) -> None:
     position = from_ranks[0][1]
     if any(inexact for inexact, dummy in from_ranks):
         why = why or "another rank does not know which documents were read"
-        run.note(f"Step {step}: {why}")
+        run.journal.note(f"Step {step}: {why}")
     run.feed.loader = run.stage.training_loader(run, position, None if why else state)
 
 
@@ -141,52 +133,47 @@ def restore_shares(run: Run, meta: Mapping[str, Any]) -> None:
         run.journal.say(f"Rows per step, as rebalanced before: {', '.join(map(str, kept[0]))}")
 
 
-def load_weights(model: GPT, folder: Path, step: int) -> None:
-    try:
-        model.load_state_dict(load_model(folder, step))
-    except RuntimeError as error:
-        what = " ".join(str(error).split())[:300]
-        raise BadCheckpoint(f"the weights of step {step} in {folder} do not match this model: {what}.") from None
-
-
-def feedback_of(sync: Sync, rows: list[int]) -> list[Any]:
+def feedback_of(run: Run) -> list[Any]:
     """The rank and data to which error feedback belongs: with other ranks, rows or own matrices, a rank sends something else
     in the same place."""
-    owned = sorted(name for name, owner in sync.owners.items() if owner == sync.comm.rank)
-    return [sync.comm.rank, rows, owned]
+    owned = sorted(name for name, owner in run.sync.owners.items() if owner == run.comm.rank)
+    return [run.comm.rank, run.shares.rows, owned]
 
 
-def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None, say: Say) -> None:
+def restore_feedback(run: Run, kept: Mapping[str, Any] | None) -> None:
     """Restore this rank's rounding errors, if saved and still valid."""
-    mine = sync.feedback
+    mine = run.sync.feedback
     if not mine:
         return
     # The head's are kept only by ranks that sent its gradient.
-    fits = kept is not None and kept["of"] == feedback_of(sync, rows) and mine.keys() <= kept["values"].keys()
-    if kept is not None and fits and (fits := all(kept["values"][n].shape == t.shape for n, t in mine.items())):
+    saved: Mapping[str, Tensor] = kept["values"] if kept is not None and kept["of"] == feedback_of(run) else {}
+    fits = all(name in saved and saved[name].shape == values.shape for name, values in mine.items())
+    if fits:
         for name, values in mine.items():
-            values.copy_(kept["values"][name])
-    from_ranks = sync.comm.exchange("the error feedback that was saved", fits)
+            values.copy_(saved[name])
+    from_ranks = run.comm.exchange("the error feedback that was saved", fits)
     zero = [str(rank) for rank, one in enumerate(from_ranks) if not one]
     if zero:
-        say(f"Error feedback starts at zero on rank {', '.join(zero)}, because none was saved for these ranks and rows")
+        run.journal.say(
+            f"Error feedback starts at zero on rank {', '.join(zero)}, because none was saved for these ranks and rows"
+        )
 
 
 def restore_optimizer(run: Run, folder: Path, step: int, files: int) -> dict[str, Any]:
     """Momentum, second moments and step count; returns the loader's part of the file, if we wrote it."""
     comm, optimizer, say = run.comm, run.optimizer, run.journal.say
     layout = OptimizerLayout.of(optimizer)
-    file, loaders = load_optimizer(folder, step, files)
+    file, loaders = checkpoints.load_optimizer(folder, step, files)
     # In a folder that ranks share, each has its error feedback beside the leader's file.
     beside = files != comm.rank and checkpoints.is_whole(folder, step, comm.rank)
-    own = load_optimizer(folder, step, comm.rank)[0] if beside else file
+    own = checkpoints.load_optimizer(folder, step, comm.rank)[0] if beside else file
     held = {files: file}
     # A folder may have more of upstream's files than were sent to the others, and all ranks must use the same.
-    here = optimizer_ranks(folder, step)
+    here = checkpoints.optimizer_ranks(folder, step)
     from_ranks = comm.exchange("the optimizer files of all ranks", here, patient=True)
     if not layout.is_complete(file):
         others = set(here).intersection(*from_ranks) - {files}
-        held |= {rank: load_optimizer(folder, step, rank)[0] for rank in sorted(others)}
+        held |= {rank: checkpoints.load_optimizer(folder, step, rank)[0] for rank in sorted(others)}
     try:
         state = layout.state(held)
         if lost := merge_momentum(comm, state, run.weights, optimizer.matrix_names):
@@ -197,7 +184,7 @@ def restore_optimizer(run: Run, folder: Path, step: int, files: int) -> dict[str
         optimizer.load_state_dict(state)
     except Unusable as why:
         say(f"Step {step}: the optimizer starts without momentum, because {why}")
-    restore_feedback(run.sync, run.shares.rows, own.get(FEEDBACK_KEY), say)
+    restore_feedback(run, own.get(checkpoints.FEEDBACK_KEY))
     return loaders or {}
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ import torch
 
 from nanochat.kit.common import BadCheckpoint, UserError, disk_cause, writable_folder
 from nanochat.parallel.comm import Comm
+from nanochat.record.journal import Journal
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
 from nanochat.run.checkpoint_manager import FileEntry, NewFile
@@ -42,57 +43,31 @@ def folder_leader(comm: Comm, folder: Path) -> int:
     return min(sharing)
 
 
-class ChosenStep(NamedTuple):
-    """A checkpoint to resume from, and the rank whose files complete it in this rank's folder (None: it is not here).
-
-    damaged: newer steps that were complete once.
-    """
-
-    step: int
-    writer: int | None
-    damaged: Sequence[int] = ()
-
-    @property
-    def notice(self) -> str:
-        """The message that an older step than the newest is used; empty otherwise."""
-        if not self.damaged:
-            return ""
-        newer = ", ".join(map(str, self.damaged))
-        return f"The checkpoint of step {newer} is damaged on every rank, so the older one of step {self.step} is used"
-
-
 class Obtained(NamedTuple):
     """The id of the training to resume; its step whose files are now in this rank's folder, if any, and the rank whose files to read."""
 
     training: str
     step: int | None = None
     files: int = -1
-    notice: str = ""  # that an older step than the newest is used
 
 
 def obtain(
-    comm: Comm,
-    folder: Path,
-    leader: int,
-    wanted: str,
-    step: int = -1,
-    variable: str = lineage.TRAINING,
-    say: Callable[[str], None] = lambda text: None,
+    comm: Comm, journal: Journal, folder: Path, leader: int, wanted: int = -1, variable: str = lineage.TRAINING
 ) -> Obtained:
-    """Find the checkpoint to continue from, and bring it into every folder. wanted: the training's id, if known.
+    """Find the checkpoint to continue from, and bring it into every folder. wanted: its step; -1: the newest.
 
     Steps of other trainings are set aside; in another run's folder only one of the same number, which would be overwritten.
     """
-    training, steps = find_training(comm, folder, wanted, variable)
-    found = choose_step(comm, folder, step, steps)
+    training, steps = find_training(comm, folder, lineage.wanted(journal.folder, variable), variable)
+    found = choose_step(comm, journal, folder, wanted, steps)
     others = set(checkpoints.steps_in(folder)) - set(steps[comm.rank])
     if variable != lineage.TRAINING:
-        others &= {found.step} if found else set()
+        others &= {found[0]} if found else set()
     if leader == comm.rank:
-        checkpoints.set_aside(folder, others, say)
+        checkpoints.set_aside(folder, others, journal.say)
     if found is None:
         return Obtained(training)
-    return Obtained(training, found.step, fetch(comm, folder, found, leader), found.notice)
+    return Obtained(training, found[0], fetch(comm, folder, *found, leader))
 
 
 def find_training(
@@ -115,9 +90,12 @@ def name_training(comm: Comm, known: str) -> str:
     return lineage.choose([name for name, dummy in from_ranks], []) or str(from_ranks[0][1])
 
 
-def choose_step(comm: Comm, folder: Path, wanted: int, held: Sequence[Sequence[int]]) -> ChosenStep | None:
-    """The step to resume from: the requested one, or (-1) the newest of the training that any rank has complete; None if
-    there is none. held: the training's steps in each rank's folder."""
+def choose_step(
+    comm: Comm, journal: Journal, folder: Path, wanted: int, held: Sequence[Sequence[int]]
+) -> tuple[int, int | None] | None:
+    """The step to resume from, and the rank whose files complete it in this rank's folder (None: it is not here): the requested one,
+    or (-1) the newest of the training that any rank has complete; None if there is none. held: the training's steps in each rank's
+    folder."""
     mine, damaged = held[comm.rank], list[int]()
     for step in [wanted] if wanted >= 0 else sorted({one for steps in held for one in steps}, reverse=True):
         writer = checkpoints.writer_of(folder, step) if step in mine else None
@@ -125,7 +103,12 @@ def choose_step(comm: Comm, folder: Path, wanted: int, held: Sequence[Sequence[i
         once = step in mine and any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
         answers = comm.exchange(f"whether step {step} is whole", [writer is not None, once], patient=True)
         if any(whole for whole, dummy in answers):
-            return ChosenStep(step, writer, tuple(damaged))
+            if damaged:
+                newer = ", ".join(map(str, damaged))
+                journal.note(
+                    f"The checkpoint of step {newer} is damaged on every rank, so the older one of step {step} is used"
+                )
+            return step, writer
         if any(once for dummy, once in answers):
             damaged.append(step)
     if wanted >= 0:
@@ -141,21 +124,19 @@ def choose_step(comm: Comm, folder: Path, wanted: int, held: Sequence[Sequence[i
     return None
 
 
-def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
-    """Send a step's files to the folders that lack them; returns whose files to read.
+def fetch(comm: Comm, folder: Path, step: int, writer: int | None, leader: int) -> int:
+    """Send a step's files to the folders that lack them; returns whose files to read. writer: whose files complete it here.
 
     Two parts of a split run may both have made this step with different weights (the first file); then all take those of one.
     """
-    mine = [found.writer, _held(folder, found)] if leader == comm.rank else None
-    from_ranks = comm.exchange(f"who has step {found.step}", mine, patient=True)
+    mine = [writer, _held(folder, step, writer)] if leader == comm.rank else None
+    from_ranks = comm.exchange(f"who has step {step}", mine, patient=True)
     holders = [rank for rank, held in enumerate(from_ranks) if held and held[0] is not None]
-    if not holders:
-        raise BadCheckpoint(f"no rank has a complete step {found.step} any more; start again.")
-    source, (writer, listed_files) = holders[0], from_ranks[holders[0]]
+    source, (theirs, listed_files) = holders[0], from_ranks[holders[0]]
     files = [FileEntry(*file) for file in listed_files]
-    if wrong := [file.name for file in files if checkpoints.step_of(file.name) != found.step]:
+    if wrong := [file.name for file in files if checkpoints.step_of(file.name) != step]:
         raise UserError(
-            f"rank {source} would send {wrong[0]!a} as a file of step {found.step}; check that host.", blames=[source]
+            f"rank {source} would send {wrong[0]!a} as a file of step {step}; check that host.", blames=[source]
         )
     lacking = [rank for rank, held in enumerate(from_ranks) if held and held[1][:1] != listed_files[:1]]
     try:
@@ -163,13 +144,13 @@ def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
             _take_files(comm, folder, source, files, comm.rank in lacking)
     except OSError as error:
         raise UserError(
-            f"step {found.step} ({sum(file.bytes for file in files) / 1e6:.0f} MB) cannot be copied from rank {source} to "
+            f"step {step} ({sum(file.bytes for file in files) / 1e6:.0f} MB) cannot be copied from rank {source} to "
             f"{folder}: {error.strerror or error}; make room or put that disk right, then resume.",
             disk_cause(error),
         ) from None
     if lacking:
-        comm.barrier(f"the arrival of step {found.step}")
-    return writer if found.writer is None or leader in lacking else found.writer
+        comm.barrier(f"the arrival of step {step}")
+    return theirs if writer is None or leader in lacking else writer
 
 
 def _take_files(comm: Comm, folder: Path, source: int, files: Sequence[FileEntry], lacks: bool) -> None:
@@ -200,9 +181,8 @@ def _take_files(comm: Comm, folder: Path, source: int, files: Sequence[FileEntry
         raise
 
 
-def _held(folder: Path, found: ChosenStep) -> list[FileEntry]:
+def _held(folder: Path, step: int, writer: int | None) -> list[FileEntry]:
     """The step's files in this folder; of upstream's, also the other ranks' optimizer files."""
-    step, writer = found.step, found.writer
     if writer is None:
         return []
     if entries := checkpoints.listed_files(folder, step, writer):

@@ -33,9 +33,8 @@ def checkpoint(run: Run) -> dict[str, Any]:
     optimizer = run.sync.whole_state()
     # Each rank resumes with the same matrix library.
     routes = run.comm.exchange("the matrix libraries of all ranks", numerics.route(), patient=True)
-    sync, feedback = run.sync, {}
-    if sync.feedback:
-        feedback = {FEEDBACK_KEY: {"of": feedback_of(sync, run.shares.rows), "values": sync.feedback}}
+    values = run.sync.feedback
+    feedback = {FEEDBACK_KEY: {"of": feedback_of(run), "values": values}} if values else {}
     if run.writer != run.comm.rank:
         # The rank that writes for our folder writes everything else.
         return {"optimizer": feedback}
@@ -78,7 +77,9 @@ def save(run: Run, final: bool) -> None:
     if error and final:
         raise error
     if error:
-        run.journal.say(save_failed_warning(error, run.saved))
+        saved = run.saved
+        last = f"the checkpoint of step {saved[-1]} is still intact" if saved else "there is no checkpoint yet"
+        run.journal.say(f"warning: {error} Training continues; {last}.")
         return
     run.saved = [*run.saved, run.progress.step]
     run.journal.say(f"Saved checkpoint of step {run.progress.step} to {run.checkpoints}")
@@ -86,12 +87,6 @@ def save(run: Run, final: bool) -> None:
     run.unproven = run.progress.step
     run.journal.heartbeat.save_seconds = time.perf_counter() - begun
     run.took("save", begun)
-
-
-def save_failed_warning(error: NotSaved, saved: Sequence[int]) -> str:
-    """The warning about a failed checkpoint; saved: those that all ranks have."""
-    last = f"the checkpoint of step {saved[-1]} is still intact" if saved else "there is no checkpoint yet"
-    return f"warning: {error} Training continues; {last}."
 
 
 def write(comm: Comm, journal: Journal, folder: Path, step: int, contents: Mapping[str, Any]) -> NotSaved | None:

@@ -17,7 +17,8 @@ import torch
 
 from nanochat.data import tokenizer
 from nanochat.kit import common
-from nanochat.kit.settings import Settings, rank_shares, refuse, shared_config, user_config
+from nanochat.kit.common import UserError
+from nanochat.kit.settings import Settings, rank_shares, refuse, shared_config
 from nanochat.model import kernels, numerics
 from nanochat.model.fused import check_gradients, kernel_shape
 from nanochat.model.gpt import GPT
@@ -26,6 +27,7 @@ from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.shared_head import decide_head
 from nanochat.record.journal import Journal
+from nanochat.rules.causes import Cause
 from nanochat.rules.model_size import ModelConfig, flops_per_token, parameters
 from nanochat.rules.schedule import WHOLE
 from nanochat.rules.shares import passes_of
@@ -41,7 +43,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: RunStage | N
     """Build a run; reject what cannot work while that is cheap."""
     stage = stage or RunStage()
     matmul = common.matmul_type(settings.matmul)
-    data_dir, folder = common.data_dir(), common.checkpoint_dir(settings.tag, stage=stage.folder)
+    data_dir, folder = common.data_dir(), common.checkpoint_dir(settings.tag, stage.folder)
     tokens = tokenizer.load(common.tokenizer_dir())
     sizes = tokenizer.load_token_bytes(common.tokenizer_dir(), tokens.vocab_size)
     config = model_config(settings, tokens.vocab_size)
@@ -121,7 +123,14 @@ def check_memory(config: ModelConfig, settings: Settings, comm: Comm) -> None:
     needed = int(4 * (3 * matrices + copies * head + 3 * tables))
     if packs(settings.sync):
         needed += 4 * (matrices + (head if settings.head != "shared" else 0))
-    common.check_memory(needed, f"a model of {counts['total']:,} parameters", common.memory_limit())
+    limit = common.memory_limit()
+    # Refused before it swaps for an hour or the kernel kills it.
+    if limit is not None and needed > limit:
+        raise UserError(
+            f"a model of {counts['total']:,} parameters needs about {needed / 2**30:.1f} GiB for weights, gradients and optimizer, "
+            f"but this machine has {limit / 2**30:.1f} GiB available; lower --depth, --aspect-ratio or --device-batch-size.",
+            Cause.OOM,
+        )
 
 
 # -- what is printed and recorded about it
@@ -169,10 +178,10 @@ def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
     run.journal.record(
         "start", run.progress.step, rank=run.comm.rank, world=run.comm.world, run=run.settings.run,
         model={"config": config, "parameters": counts, "flops_per_token": flops_per_token(run.model.config)},
-        settings=user_config(run.settings), matmul=run.matmul, kernels=run.kernels.on,
+        settings=dataclasses.asdict(run.settings), matmul=run.matmul, kernels=run.kernels.on,
         capability=torch.backends.cpu.get_cpu_capability(), steps=run.plan.num_iterations, total_batch_size=run.plan.total_batch_size,
         resumed_from=run.progress.resumed_from, attempt_id=attempt,
         opening=opening, training=run.training_id, base=run.base or None,
-        notices=run.notices, generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
+        notices=run.journal.notices, generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
         **({"ends": run.ends} if run.plan.timed else {}),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import memory_available
-from nanochat.kit.settings import Settings, rank_shares, user_config
+from nanochat.kit.settings import Settings, rank_shares
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT
 from nanochat.model.gradients import MATMUL_TYPES
@@ -89,7 +89,6 @@ class Run:
     ends: float | None = None  # of a timed run: seconds since 1970 by this host's clock
     last_step: int = 0  # its number; in a timed run an estimate
     kernels: KernelChoice = NO_KERNELS
-    notices: list[str] = dataclasses.field(default_factory=list)  # about the start, for status and report, too
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -106,11 +105,6 @@ class Run:
     def schedule(self) -> StepSchedule:
         """The schedule of the current step."""
         return StepSchedule.at(self.plan, self.progress.step, self.progress.place if self.plan.timed else None)
-
-    def note(self, notice: str) -> None:
-        """Say something about the start that the user should know; every rank does."""
-        self.notices.append(notice)
-        self.journal.say(notice)
 
     def took(self, what: str, begun: float) -> None:
         """Record the time since `begun` (time.perf_counter) for work that also follows the last step."""
@@ -167,7 +161,7 @@ class Run:
             **({"base": self.base} if self.base else {}),
             "val_bpb": progress.val_bpb,
             "model_config": dataclasses.asdict(self.model.config),
-            "user_config": user_config(self.settings),
+            "user_config": dataclasses.asdict(self.settings),
             "device_batch_size": self.settings.device_batch_size,
             "max_seq_len": self.settings.max_seq_len,
             "total_batch_size": self.plan.total_batch_size,

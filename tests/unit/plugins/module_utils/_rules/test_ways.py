@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules import ways
 
 
@@ -13,11 +12,6 @@ def test_what_rounds_more_sends_less() -> None:
     sizes = [way.value_bytes for way in ways.WAYS.values()]
     assert sizes == sorted(sizes, reverse=True) == [4.0, 2.0, 1 + 1 / 64, 0.5 + 1 / 64]
     assert set(ways.WAYS) > set(ways.JOINED)
-
-
-@pytest.mark.parametrize(("sync", "width", "fits"), [("int8", 64, True), ("int8", 40, False), ("bf16", 40, True)])
-def test_what_is_packed_divides_into_blocks(sync: str, width: int, fits: bool) -> None:
-    assert ways.fits(sync, width) is fits
 
 
 def test_what_was_asked_for_counts_where_it_can_be_had() -> None:
