@@ -32,7 +32,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Messages at once, about as many as a small model's step has, and so small that a line's rate does not count.
 MESSAGES, MESSAGE_FLOATS = 20, 16
 # How often they are sent where they are quick, in how long; and how often where they are slow.
-MOST_SWAPS, SWAP_SECONDS, FEWEST_SWAPS = 200, 0.2, 20
+MOST_SWAPS, SWAP_SECONDS, FEWEST_SWAPS = 200, 0.5, 20
 LARGE_ROUNDS, LARGE_FLOATS = 3, 2**21
 # The large tensor takes too long where this part of it takes longer; then the part is what is measured.
 PART, PART_SECONDS = 8, 0.5
