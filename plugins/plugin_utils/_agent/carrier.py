@@ -52,6 +52,7 @@ HOST_VERBS = {
     "purge": HostVerb("_keeper.deployment", check=True, host=True),
     "env_file": HostVerb("_kit.env_file", check=True),
     "tmux_session": HostVerb("_session.wanted", check=True),
+    "start_tracker": HostVerb("_session.tracker", check=True, host=True),
     "doctor_info": HostVerb("_doctor.gather"),
     "peer_check": HostVerb("_preflight.peer_check"),
     "start_responder": HostVerb("_preflight.peer_responder"),
@@ -60,8 +61,10 @@ HOST_VERBS = {
     "start_program": HostVerb("_preflight.programs"),
     "end_program": HostVerb("_preflight.programs"),
     "keep_measured": HostVerb("_preflight.programs"),
+    "make_data": HostVerb("_shards.make", check=True, host=True),
     "trainer_files": HostVerb("_trainer.files", check=True, host=True),
     "trainer_venv": HostVerb("_trainer.venv", check=True, host=True),
+    "lacking_wheels": HostVerb("_trainer.venv", host=True),
 }
 
 
