@@ -55,14 +55,6 @@ def setting(given: Any, name: str) -> Any:
     return defaults("smoke")[name] if given in (None, "") else given
 
 
-def plain_name(name: Any) -> str:
-    """The name, if it is a plain file or folder name."""
-    try:
-        return validate.plain_name(name)
-    except validate.InvalidHostData as why:
-        raise AnsibleFilterError(str(why)) from None
-
-
 def shard_chain(
     servers: Mapping[str, Any], links: Mapping[str, Any], nodes: Iterable[Any], first: str
 ) -> list[dict[str, Any]]:
@@ -120,7 +112,6 @@ class FilterModule:
             "found_runs": found_runs,
             "one_run": one_run,
             "setting": setting,
-            "plain_name": plain_name,
             "shard_chain": shard_chain,
             "status_table": status_table,
             "last_lines": last_lines,

@@ -154,7 +154,7 @@ message:
 import os
 
 from ..module_utils._firewall.apply import FirewallRequest, apply
-from ..module_utils._firewall.rules import MARK, NAME, FirewallError, address, marker, wanted_rules
+from ..module_utils._firewall.rules import NAME, FirewallError, address, check_name, wanted_rules
 from ..module_utils._kit.bare import tool
 from ..module_utils._kit.module import ansible_module
 from ..module_utils._kit.processes import live_runs
@@ -177,7 +177,7 @@ def main() -> None:
     params = module.params
     try:
         request = FirewallRequest(
-            mark=MARK if params["name"] is None and params["state"] == "absent" else marker(params["name"] or ""),
+            job="" if params["name"] is None and params["state"] == "absent" else check_name(params["name"] or ""),
             wanted=wanted_rules(params["peers"], params["ports"]),
             needed=[address(peer) for peer in (params["peers"] if params["needed"] is None else params["needed"])],
             present=params["state"] == "present",

@@ -233,6 +233,7 @@ extra:
 
 import platform
 
+from ..module_utils._kit.files import Busy
 from ..module_utils._kit.module import ansible_module
 from ..module_utils._shards.folder import ShardsError
 from ..module_utils._shards.states import STATES, ShardsRequest
@@ -283,7 +284,7 @@ def main() -> None:
     request = ShardsRequest(given["host"] or platform.node(), given["path"], module.check_mode, given)
     try:
         module.exit_json(**STATES[given["state"]](request).as_result())
-    except (ShardsError, ValueError, OverflowError) as why:
+    except (Busy, ShardsError, ValueError, OverflowError) as why:
         module.fail_json(msg=f"{request.host}: {why}")
     except OSError as why:
         module.fail_json(msg=f"{request.host}: {why.filename or request.path}: {why.strerror or why}")

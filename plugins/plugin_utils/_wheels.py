@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ansible.errors import AnsibleActionFail
 
 from ..module_utils._contract.versions import UV
-from ..module_utils._kit.files import locked, write_whole
+from ..module_utils._kit.files import hash_file, locked, write_whole
 from ..module_utils._trainer.uv_errors import CPU_INDEX
 
 TRAINER = Path(__file__).parents[2] / "trainer"
@@ -78,8 +78,8 @@ def packages(text: str) -> list[Package]:
     ]
 
 
-def bring_wheels(text: str, python: str, machine: str, folder: Path) -> bool:
-    """Fetch what a lock names for a Python and an architecture; whether any wheel was missing."""
+def bring_wheels(text: str, python: str, machine: str, folder: Path) -> dict[str, tuple[str, int]]:
+    """Fetch what a lock names for a Python and an architecture; the digest and size of each wheel by its name."""
     # Comes with ansible-core, but not with the Python that checks what this file imports.
     from packaging.markers import Marker
 
@@ -88,7 +88,7 @@ def bring_wheels(text: str, python: str, machine: str, folder: Path) -> bool:
     # pip evaluates markers for its own Python.
     wanted = [one for one in packages(text) if not one.marker or Marker(one.marker).evaluate(dict(environment))]
     folder.mkdir(parents=True, exist_ok=True)
-    there = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    there = {path: hash_file(str(path)) for path in folder.iterdir()}
     for path in set(there) - {path for one in wanted for path, digest in there.items() if digest in one.digests}:
         path.unlink()
     lacking = [one for one in wanted if not {*one.digests} & {*there.values()}]
@@ -97,7 +97,7 @@ def bring_wheels(text: str, python: str, machine: str, folder: Path) -> bool:
         some = [one for one in lacking if ("+cpu" in one.version) is bool(index)]
         if some:
             download(some, python, machine, folder, *(["--extra-index-url", index] if index else []))
-    return bool(lacking)
+    return {path.name: (hash_file(str(path)), path.stat().st_size) for path in folder.iterdir()}
 
 
 def download(wanted: Sequence[Package], python: str, machine: str, folder: Path, *more: str) -> None:

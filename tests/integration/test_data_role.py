@@ -32,7 +32,7 @@ def play(tmp_path, home):
     data = {"id": "host-1", "source": "host", "paths": [str(home)], "url": None, "shards": 8, "vocab_size": 300}
     made = Play(tmp_path, "abc", {"run": "d4", "data": data, **OTHERS})
     # Folders of one machine are not those of three.
-    made.variables = {"data_share_seeds": []}
+    made.variables = {"data_seeds": []}
     return made
 
 

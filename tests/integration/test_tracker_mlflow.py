@@ -83,10 +83,9 @@ class Server:
             "training": training,
         }
         self._play = Play(folder, ("node1", "node2"), plan, {"TMUX_TMPDIR": str(folder)})
-        self._play.variables = {
-            "ddp_controller": {"results_dir": str(folder / "results")},
-            "tracker_venv_dir": str(venv),
-        }
+        self._play.variables = {"ddp_controller": {"results_dir": str(folder / "results")}}
+        (folder / "node1/tracker").mkdir(parents=True)
+        (folder / "node1/tracker/venv").symlink_to(venv)
 
     def play(self, role: str = "tracker", *words: str) -> dict[str, Any]:
         account = self._play.run(role, *words)
@@ -105,12 +104,12 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory, mlflow_venv: Path) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("tracker"), mlflow_venv)
     try:
-        told = results(server.play(), "Print where the tracker is")
-        assert f"MLflow: {server.url} on node1" in told["node1"]["msg"] and "node2" not in told
+        told = results(server.play(), "Start the server")
+        assert told["node1"]["show"] == f"MLflow: {server.url} on node1" and told["node2"]["skipped"]
         yield server
     finally:
         with contextlib.suppress(AssertionError):
-            server.play("tracker", "-e", "tracker_state=stopped")
+            server.play("tracker:reset")
 
 
 def test_the_master_alone_has_a_server_which_no_other_machine_and_no_page_can_ask(server: Server) -> None:
@@ -156,9 +155,9 @@ def test_the_report_is_logged_with_the_run(server: Server) -> None:
 
 
 def test_stopping_ends_it_and_keeps_what_it_knows(server: Server) -> None:
-    server.play("tracker", "-e", "tracker_state=stopped")
+    server.play("tracker:reset")
     with pytest.raises(urllib.error.URLError):
         server.ask("experiments/search", {"max_results": 1})
     assert (server.folder / "node1" / "tracker" / "mlflow.db").exists()
-    again = server.play("tracker", "-e", "tracker_state=stopped")
+    again = server.play("tracker:reset")
     assert counts(again, "changed") == {"node1": 0, "node2": 0}

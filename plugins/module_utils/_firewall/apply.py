@@ -20,7 +20,7 @@ from .backend import Change, FirewallBackend
 from .firewalld import Firewalld
 from .iptables import Iptables
 from .nftables import Nftables
-from .rules import MARK, FirewallError, FirewallStep, Forbidden, Rule, Run
+from .rules import FirewallError, FirewallStep, Forbidden, Rule, Run
 from .ufw import Ufw
 
 # In the order in which they are tried.
@@ -31,7 +31,7 @@ NOTHING = "no firewall on this host can drop incoming connections"
 class FirewallRequest(NamedTuple):
     """The wanted state of a host's firewall."""
 
-    mark: str
+    job: str  # empty for all jobs, with state absent
     wanted: list[Rule]
     needed: list[str]  # the peers for whom a missing rule is added
     present: bool
@@ -73,7 +73,7 @@ class Result:
 
 def apply(run: Run, request: FirewallRequest) -> dict[str, Any]:
     """Bring the host's firewall to the requested state and report it."""
-    return dataclasses.asdict(_apply_one(run, request) if request.mark != MARK else _close_all(run, request))
+    return dataclasses.asdict(_apply_one(run, request) if request.job else _close_all(run, request))
 
 
 def _close_all(run: Run, request: FirewallRequest) -> Result:
@@ -87,7 +87,7 @@ def _close_all(run: Run, request: FirewallRequest) -> Result:
         pass
     total = Result(message="this host has no rules from this collection")
     for name in (name for name in names if name not in request.keep):
-        one = _apply_one(run, request._replace(mark=MARK + name))
+        one = _apply_one(run, request._replace(job=name))
         total = dataclasses.replace(
             one,
             changed=total.changed or one.changed,
@@ -105,7 +105,7 @@ def _all(run: Run, request: FirewallRequest) -> dict[str, FirewallBackend]:
     for name, kind in BACKENDS.items():
         managed = any(name in other.writes for other in found.values() if request.present and other.in_force())
         if not managed:
-            found[name] = kind(run, request.mark)
+            found[name] = kind(run, request.job)
             found[name].read()
     return found
 
@@ -142,7 +142,7 @@ def _apply_one(run: Run, request: FirewallRequest) -> Result:
 def _foreign(run: Run, request: FirewallRequest) -> list[str]:
     """Chains of other programs, also beside a front end; only reported, so a tool that cannot list them is no error."""
     found: list[str] = []
-    for one in (kind(run, request.mark) for kind in BACKENDS.values() if kind.packet_filter):
+    for one in (kind(run, request.job) for kind in BACKENDS.values() if kind.packet_filter):
         with contextlib.suppress(FirewallError):
             one.read()
             found += one.foreign()
@@ -166,7 +166,7 @@ def carry_out_step(run: Run, step: FirewallStep) -> None:
 
 def _for_the_owner(run: Run, request: FirewallRequest) -> Result:
     """Without root nothing is changed; the owner gets commands for the firewall that seems active."""
-    backends = [kind(run, request.mark) for kind in BACKENDS.values()]
+    backends = [kind(run, request.job) for kind in BACKENDS.values()]
     wanted = [rule for rule in request.wanted if rule.peer in request.needed]
     guessed = next((one for one in backends if one.suspected()), None)
     if guessed is None:

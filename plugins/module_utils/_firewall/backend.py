@@ -51,9 +51,8 @@ class FirewallBackend(ABC):
     # The program of a packet filter, whose rules may be loaded without a trace in files or services.
     packet_filter = ""
 
-    def __init__(self, run: Run, mark: str) -> None:
-        self.run = run
-        self.mark = mark
+    def __init__(self, run: Run, job: str) -> None:
+        self.run, self.job, self.mark = run, job, MARK + job
 
     @abstractmethod
     def read(self) -> None:
@@ -64,8 +63,8 @@ class FirewallBackend(ABC):
         """Whether it is active and can drop incoming packets."""
 
     @abstractmethod
-    def held(self, mark: str) -> list[Placed]:
-        """The rules with a job's mark; with MARK alone, those of all jobs."""
+    def marked(self) -> list[Tuple[str, Placed]]:
+        """The rules of all jobs, each with the name of its job."""
 
     @abstractmethod
     def targets(self, wanted: Sequence[Rule]) -> list[Placed]:
@@ -80,12 +79,12 @@ class FirewallBackend(ABC):
         """The command that takes the job's rule away."""
 
     @abstractmethod
-    def names(self, known: Sequence[str]) -> set[str]:
-        """The names of all jobs with rules here; `known` are some, for firewalls whose rules contain no name."""
-
-    @abstractmethod
     def suspected(self) -> bool:
         """Guess without root whether this firewall is active."""
+
+    def names(self, known: Sequence[str]) -> set[str]:
+        """The names of all jobs with rules here; `known` are some, for firewalls whose rules contain no name."""
+        return {job for job, dummy in self.marked()}
 
     def guessed(self, wanted: Sequence[Rule]) -> list[Placed]:
         """Where these rules belong, as far as can be told without root."""
@@ -112,8 +111,9 @@ class FirewallBackend(ABC):
 
         That rule may be another job's, and go with it.
         """
-        held = self.held(self.mark)
-        admitted = {*needed, *(placed.rule.peer for placed in self.held(MARK))}
+        marked = self.marked()
+        held = [placed for job, placed in marked if job == self.job]
+        admitted = {*needed, *(placed.rule.peer for dummy, placed in marked)}
         targets = self.targets([rule for rule in wanted if rule.peer in admitted])
         # Each is put before the others, so the last comes first.
         steps = [FirewallStep(self.insertion(target)) for target in reversed(targets) if target not in held]

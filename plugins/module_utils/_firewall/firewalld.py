@@ -19,6 +19,10 @@ RUNNING: Tuple[str, ...] = ("firewall-cmd",)
 PERMANENT: Tuple[str, ...] = ("firewall-cmd", "--permanent")
 STOPPED: Tuple[str, ...] = ("firewall-offline-cmd",)
 UNKNOWN = "priority-"
+# Of a rule as rich_rule writes it.
+OWN = re.compile(
+    r'rule priority="-(\d{4,5})" family="ipv[46]" source address="([^"/]+)" port port="(\d+(?:-\d+)?)" protocol="tcp" accept'
+)
 
 
 class Zone(NamedTuple):
@@ -29,7 +33,7 @@ class Zone(NamedTuple):
 
 
 def priority_of(mark: str) -> str:
-    """The priority of a job's rules, which is before that of rules without one; of a job whose name is unknown, its mark says it."""
+    """The priority of a job's rules, which is before that of rules without one; the mark of a job whose name is unknown says it."""
     told = re.fullmatch(re.escape(MARK) + UNKNOWN + r"(\d+)", mark)
     return "-" + (told.group(1) if told else str(1000 + zlib.crc32(mark.encode()) % 30000))
 
@@ -41,16 +45,6 @@ def rich_rule(rule: Rule, mark: str) -> str:
         f'rule priority="{priority}" family="ipv{rule.family}" source address="{rule.peer}" '
         f'port port="{rule.ports()}" protocol="tcp" accept'
     )
-
-
-def own_rule(text: str, mark: str) -> Rule | None:
-    """The rule behind a rich rule of this job, or with MARK alone of any job; None for any other."""
-    found = re.search(r'^(rule priority="-\d{4,5}") .*source address="([^"/]+)" port port="(\d+(?:-\d+)?)"', text)
-    rule = Rule(found.group(2), *port_range(found.group(3))) if found else None
-    exact = rich_rule(rule, mark) if rule else ""
-    if found and mark == MARK:
-        exact = re.sub('^rule priority="[^"]*"', found.group(1), exact)
-    return rule if text == exact else None
 
 
 def parse_zones(text: str) -> dict[str, Zone]:
@@ -82,13 +76,17 @@ class Firewalld(FirewallBackend):
     def in_force(self) -> bool:
         return self.runs
 
-    def held(self, mark: str) -> list[Placed]:
+    def marked(self) -> list[Tuple[str, Placed]]:
+        own = priority_of(self.mark)[1:]
         return [
-            Placed((*scope, name), rule)
+            (
+                self.job if found[1] == own else UNKNOWN + found[1],
+                Placed((*scope, name), Rule(found[2], *port_range(found[3]))),
+            )
             for scope, zones in self.zones.items()
             for name, zone in zones.items()
-            for rule in (own_rule(rich, mark) for rich in zone.rich)
-            if rule
+            for found in map(OWN.fullmatch, zone.rich)
+            if found
         ]
 
     def targets(self, wanted: Sequence[Rule]) -> list[Placed]:
@@ -120,10 +118,8 @@ class Firewalld(FirewallBackend):
         return f"zone {target.place[-1]}: {target.rule.text()}"
 
     def names(self, known: Sequence[str]) -> set[str]:
-        named = {priority_of(MARK + name): name for name in known}
-        rich = [rule for zones in self.zones.values() for zone in zones.values() for rule in zone.rich]
-        priorities = {rule.split('"')[1] for rule in rich if own_rule(rule, MARK)}
-        return {named.get(one, UNKNOWN + one[1:]) for one in priorities}
+        named = {UNKNOWN + priority_of(MARK + name)[1:]: name for name in known}
+        return {named.get(job, job) for job in super().names(known)}
 
     def suspected(self) -> bool:
         return self.service("is-active", "firewalld")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Sequence
+from typing import Sequence, Tuple
 
 from .backend import FOREIGN, NOT_SAVED, FirewallBackend, Placed, Saved
 from .rules import MARK, FirewallStep, Rule, file_text, marked_names, port_range
@@ -37,10 +37,9 @@ def words_in(line: str) -> list[str]:
         return line.split()
 
 
-def is_own(words: Sequence[str], mark: str) -> bool:
-    """Whether a rule has a job's mark; with MARK alone, that of any job."""
-    comment = dict(zip(words, words[1:])).get("--comment", "")
-    return comment == mark or (mark == MARK and comment.startswith(MARK))
+def comment_of(words: Sequence[str]) -> str:
+    """The comment of a rule, which in ours is the job's mark."""
+    return dict(zip(words, words[1:])).get("--comment", "")
 
 
 def rule_of(words: Sequence[str]) -> Rule:
@@ -59,7 +58,7 @@ def droppers(listing: str) -> list[str]:
 
 def saved_with(text: str, mark: str, rules: Sequence[Sequence[str]]) -> str:
     """An iptables-save file with exactly these of our rules, at the head of INPUT in the filter table."""
-    lines = [line for line in text.splitlines(keepends=True) if not is_own(words_in(line), mark)]
+    lines = [line for line in text.splitlines(keepends=True) if comment_of(words_in(line)) != mark]
     table = ""
     for number, line in enumerate(lines):
         table = line.strip() if line.startswith("*") else table
@@ -89,12 +88,12 @@ class Iptables(FirewallBackend):
     def in_force(self) -> bool:
         return any(self._can_drop(tool) for tool in self.listings)
 
-    def held(self, mark: str) -> list[Placed]:
+    def marked(self) -> list[Tuple[str, Placed]]:
         return [
-            Placed((tool,), rule_of(words))
+            (comment_of(words)[len(MARK) :], Placed((tool,), rule_of(words)))
             for tool, text in self.listings.items()
             for words in map(words_in, text.splitlines())
-            if words[:2] == ["-A", "INPUT"] and is_own(words, mark)
+            if words[:2] == ["-A", "INPUT"] and comment_of(words).startswith(MARK)
         ]
 
     def targets(self, wanted: Sequence[Rule]) -> list[Placed]:

@@ -18,6 +18,7 @@ from .backend import FOREIGN, NOT_SAVED, FirewallBackend, Placed, Saved
 from .rules import MARK, FirewallStep, Rule, file_text, marked_names, port_range, with_block
 
 FILES = ("/etc/nftables.conf", "/etc/sysconfig/nftables.conf")
+OWN = re.compile(rf'^ip6? saddr (\S+) tcp dport (\S+) accept comment "{re.escape(MARK)}([^"]+)" # handle (\d+)$', re.M)
 Chain = Tuple[str, ...]  # family, table, name
 
 
@@ -80,16 +81,15 @@ class Nftables(FirewallBackend):
     def in_force(self) -> bool:
         return bool(self.chains)
 
-    def held(self, mark: str) -> list[Placed]:
-        return list(self._handles(mark))
+    def marked(self) -> list[Tuple[str, Placed]]:
+        return list(self._handles())
 
-    def _handles(self, mark: str) -> dict[Placed, str]:
-        comment = re.escape(mark) if mark != MARK else f'{re.escape(MARK)}[^"]+'
-        own = re.compile(rf'^ip6? saddr (\S+) tcp dport (\S+) accept comment "{comment}" # handle (\d+)$', re.M)
+    def _handles(self) -> dict[Tuple[str, Placed], str]:
+        """The handle of each rule, by which nft takes it away."""
         return {
-            Placed(chain, Rule(peer, *port_range(ports))): handle
+            (job, Placed(chain, Rule(peer, *port_range(ports)))): handle
             for chain, text in self.all.items()
-            for peer, ports, handle in own.findall(text)
+            for peer, ports, job, handle in OWN.findall(text)
         }
 
     def targets(self, wanted: Sequence[Rule]) -> list[Placed]:
@@ -102,7 +102,7 @@ class Nftables(FirewallBackend):
         return ["nft", "insert", "rule", *target.place, *match, "accept", "comment", f'"{self.mark}"']
 
     def removal(self, placed: Placed) -> list[str]:
-        return ["nft", "delete", "rule", *placed.place, "handle", self._handles(self.mark)[placed]]
+        return ["nft", "delete", "rule", *placed.place, "handle", self._handles()[self.job, placed]]
 
     def text(self, target: Placed) -> str:
         return f"{' '.join(target.place)}: {target.rule.text()}"

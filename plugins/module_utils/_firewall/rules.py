@@ -53,13 +53,13 @@ class FirewallStep(NamedTuple):
         return "sudo " + " ".join(shlex.quote(word) for word in self.argv)
 
 
-def marker(name: str) -> str:
-    """The mark that identifies a job's rules."""
+def check_name(name: str) -> str:
+    """A job's name, which becomes a part of the mark of its rules."""
     if not NAME.match(name):
         raise FirewallError(
             f"name {name!r} cannot mark firewall rules: use at most 64 letters, digits, '.', '_' and '-'"
         )
-    return MARK + name
+    return name
 
 
 def marked_names(text: str) -> set[str]:

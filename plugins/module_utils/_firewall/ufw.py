@@ -50,10 +50,12 @@ class Ufw(FirewallBackend):
         denials = any({"deny", "reject", "limit"} & set(words) for words in self.added)
         return "Status: active" in self.status and (not lets_in or denials)
 
-    def held(self, mark: str) -> list[Placed]:
-        job = mark[len(MARK) :]
-        mine = [words for words, jobs in self.added.items() if job in jobs or (jobs and not job)]
-        return [Placed((), Rule(words[2], *port_range(words[6]))) for words in mine]
+    def marked(self) -> list[Tuple[str, Placed]]:
+        return [
+            (job, Placed((), Rule(words[2], *port_range(words[6]))))
+            for words, jobs in self.added.items()
+            for job in jobs
+        ]
 
     def targets(self, wanted: Sequence[Rule]) -> list[Placed]:
         # The owner's own rule with the same words serves too, and must not be removed later.
@@ -62,7 +64,7 @@ class Ufw(FirewallBackend):
     def insertion(self, target: Placed) -> list[str]:
         words = words_of(target.rule)
         if others := self._others(words):
-            return ["ufw", *words, "comment", f"{MARK}{','.join(sorted({*others, self.mark[len(MARK) :]}))}"]
+            return ["ufw", *words, "comment", f"{MARK}{','.join(sorted({*others, self.job}))}"]
         return ["ufw", "prepend", *words, "comment", self.mark]
 
     def removal(self, placed: Placed) -> list[str]:
@@ -73,10 +75,7 @@ class Ufw(FirewallBackend):
 
     def _others(self, words: tuple[str, ...]) -> set[str]:
         """The other jobs that want a rule."""
-        return self.added.get(words, set()) - {self.mark[len(MARK) :]}
-
-    def names(self, known: Sequence[str]) -> set[str]:
-        return set().union(*self.added.values())
+        return self.added.get(words, set()) - {self.job}
 
     def suspected(self) -> bool:
         return bool(re.search(r"^ENABLED=yes", file_text("/etc/ufw/ufw.conf") or "", re.M))

@@ -8,29 +8,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import json
 import os
 import tempfile
 import time
-from typing import Any, Callable, Iterator, List, TypedDict
+from typing import Any, Iterator, List
 
 # Larger than any file of ours; larger files are not read into memory.
 LONGEST_JSON = 64 * 1024 * 1024
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Diff(TypedDict):
-    """A file before and after, as Ansible shows differences."""
-
-    before_header: str
-    after_header: str
-    before: str
-    after: str
-
-
 class Busy(Exception):
-    """Somebody else held the lock until the timeout."""
+    """Somebody else held a lock until the timeout, in one sentence."""
 
 
 def write_whole(path: str, content: bytes | str, mode: int = 0o644, durable: bool = False) -> None:
@@ -98,6 +88,17 @@ def read_bytes(path: str) -> bytes:
         return b""
 
 
+def hash_file(path: str) -> str:
+    """The sha256 of a file's bytes."""
+    import hashlib  # which costs a tenth of a bare poll, and most polls do not need it
+
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for chunk in iter(lambda: file.read(1 << 20), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 def read_object(path: str) -> dict[str, object]:
     """The JSON object in a file; empty if it does not exist, or is not (yet) complete or something else."""
     try:
@@ -118,25 +119,21 @@ def paths_in(folder: str) -> List[str]:
 
 
 @contextlib.contextmanager
-def locked(path: str, patience: float, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Lock a file (created if missing) or a folder; Busy after `patience` seconds.
-
-    `waiting` is called once if it must wait.
-    """
+def locked(path: str, patience: float) -> Iterator[None]:
+    """Lock a file (created if missing) or a folder; Busy after `patience` seconds."""
     folder = os.path.isdir(path)
     flags = os.O_RDONLY | os.O_DIRECTORY if folder else os.O_RDWR | os.O_CREAT
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
         deadline = time.monotonic() + patience
-        for attempt in itertools.count():
+        while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except (BlockingIOError, PermissionError):
                 if time.monotonic() > deadline:
-                    raise Busy(path) from None
-            if not attempt:
-                waiting()
+                    told = f"another process has been using {path} for {patience:.0f} s"
+                    raise Busy(f"{told}; wait until it has ended, then try again") from None
             time.sleep(0.1)
         yield
     finally:

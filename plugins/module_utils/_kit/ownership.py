@@ -10,7 +10,8 @@ import os
 import pwd
 import re
 import stat
-from typing import Iterator, List, Tuple
+from pathlib import Path
+from typing import List, Tuple
 
 from .files import read_text
 from .processes import user_name
@@ -29,7 +30,7 @@ def exposure(path: str, owned: bool = True) -> str:
     if mount_of(real)[0] in WITHOUT_MODES:
         return ""
     me = user_name(os.getuid())
-    for place in dict.fromkeys([*_with_parents(real), *_with_parents(path)]):
+    for place in dict.fromkeys(str(one) for end in (real, path) for one in (end, *Path(end).parents)):
         try:
             found = os.stat(place)
         except OSError:
@@ -49,14 +50,6 @@ def exposure_of_run(run_dir: str) -> str:
     """The same of a run's folder and of the base folder around it."""
     runs, base = os.path.dirname(run_dir), os.path.dirname(os.path.dirname(run_dir))
     return (exposure(base) if os.path.basename(runs) == "runs" else "") or exposure(run_dir)
-
-
-def _with_parents(path: str) -> Iterator[str]:
-    while True:
-        yield path
-        if os.path.dirname(path) == path:
-            return
-        path = os.path.dirname(path)
 
 
 def _writers(found: os.stat_result) -> str:

@@ -73,11 +73,11 @@ def loss_text(loss: Optional[float]) -> str:
     return DASH if loss is None else "%.4f" % loss
 
 
-def columns(rows: Sequence[Sequence[Any]], indent: str = "  ") -> List[str]:
-    """Lines with aligned columns."""
+def columns(rows: Sequence[Sequence[Any]]) -> List[str]:
+    """Indented lines with aligned columns."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    return [indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> List[str]:

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from typing import Iterator, List, NamedTuple, Optional, TypedDict
+from typing import Dict, Iterator, List, NamedTuple, Optional, TypedDict
 
 from .._contract import document, lineage
 from .._contract.document import Document
@@ -30,7 +30,7 @@ from .._contract.run_folder import (
     generations,
 )
 from .._contract.training import Launched, training_of
-from .._kit.files import Diff, read_object, write_json, write_json_when_full, write_whole
+from .._kit.files import read_object, write_json, write_json_when_full, write_whole
 from .._kit.ownership import exposure_of_run
 
 # A run's outputs; all of them move when a run starts from scratch.
@@ -51,7 +51,7 @@ class Prepared(TypedDict, total=False):
     set_aside: List[str]
     place: Optional[str]
     checkpoint: Optional[int]
-    diff: Diff
+    diff: Dict[str, str]
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@
 """A folder of files and the manifest that says which files, of which size and digest, belong in it.
 
 A data set has numbered parquet shards, the last of them validation, and a tokenizer folder; a manifest of any other
-folder, such as one of wheels, has files. Digests are remembered with size, time and inode of the file, so that
+folder has files. Digests are remembered with size, time and inode of the file, so that
 only what changed is read again.
 """
 
@@ -16,12 +16,12 @@ import glob
 import hashlib
 import os
 import re
-from typing import Any, Iterator, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 from .._contract import validate
 from .._contract.document import section, text
 from .._contract.run_folder import MANIFEST, TOKENIZER
-from .._kit.files import Busy, free_bytes, locked, read_object, write_json
+from .._kit.files import free_bytes, hash_file, locked, read_object, write_json
 from .._kit.words import bytes_text
 
 DIGESTS = ".digests.json"
@@ -159,11 +159,15 @@ class Digests:
         return text(known, "sha256") or "" if known.items() >= found.items() else ""
 
     def described(self, path: str) -> ManifestEntry:
-        """The manifest's entry for a file."""
-        full = os.path.join(self.folder, path)
-        found, entry = os.stat(full), described(full)
-        self._remember(path, found, entry.sha256)
-        return entry._replace(path=path)
+        """The manifest's entry for a file, which is read for the digests of its pieces."""
+        full, whole, pieces = os.path.join(self.folder, path), hashlib.sha256(), []
+        found = os.stat(full)
+        with open(full, "rb") as file:
+            for piece in iter(lambda: file.read(PIECE), b""):
+                whole.update(piece)
+                pieces.append(hashlib.sha256(piece).hexdigest()[:PIECE_DIGITS])
+        self._remember(path, found, whole.hexdigest())
+        return ManifestEntry(path, found.st_size, whole.hexdigest(), "".join(pieces) if len(pieces) > 1 else "")
 
     def learn(self, path: str, sha256: str) -> None:
         """Store a digest that was computed while writing the file."""
@@ -182,26 +186,6 @@ class Digests:
 
 def _identity(found: os.stat_result) -> dict[str, object]:
     return {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns, "inode": found.st_ino}
-
-
-def hash_file(path: str) -> str:
-    """The sha256 of a file's bytes."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for chunk in iter(lambda: file.read(CHUNK), b""):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def described(path: str) -> ManifestEntry:
-    """The manifest's entry for a file, which is read for the digests of its pieces."""
-    whole, pieces, size = hashlib.sha256(), [], 0
-    with open(path, "rb") as file:
-        for piece in iter(lambda: file.read(PIECE), b""):
-            whole.update(piece)
-            pieces.append(hashlib.sha256(piece).hexdigest()[:PIECE_DIGITS])
-            size += len(piece)
-    return ManifestEntry(os.path.basename(path), size, whole.hexdigest(), "".join(pieces) if len(pieces) > 1 else "")
 
 
 def compare(wanted: list[ManifestEntry], digests: Digests) -> dict[ManifestEntry, str]:
@@ -239,17 +223,9 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-@contextlib.contextmanager
-def writing(folder: str) -> Iterator[None]:
+def writing(folder: str) -> contextlib.AbstractContextManager[None]:
     """One writer at a time in a folder."""
-    try:
-        with locked(os.path.join(folder, LOCK), WRITER_PATIENCE):
-            yield
-    except Busy:
-        raise ShardsError(
-            f"another process has been writing to {folder} for {WRITER_PATIENCE:.0f} s (it holds {LOCK} there); "
-            "wait until that playbook has ended, then run this one again"
-        ) from None
+    return locked(os.path.join(folder, LOCK), WRITER_PATIENCE)
 
 
 def check_space(folder: str, need: int) -> None:

@@ -17,9 +17,9 @@ from typing import Iterator, NoReturn
 from ansible.module_utils.urls import ConnectionError as UrlError
 from ansible.module_utils.urls import open_url
 
-from .._kit.files import read_text
+from .._kit.files import hash_file, read_text
 from .._kit.words import bytes_text
-from .folder import CHUNK, Digests, ShardsError, check_space, hash_file
+from .folder import CHUNK, Digests, ShardsError, check_space
 
 MAGIC = b"PAR1"
 READ_SECONDS = 30.0

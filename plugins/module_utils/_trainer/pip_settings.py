@@ -76,7 +76,9 @@ def for_uv(settings: Mapping[str, str], more: Optional[str] = None) -> dict[str,
         # Every package is pinned by its digest, so that it does not matter which index has it.
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_DEFAULT_INDEX": settings.get("index-url", "") if has_index else "",
-        "UV_INDEX": " ".join(map(_quoted, further)) if has_index else "",
+        "UV_INDEX": " ".join(urllib.parse.quote(url, safe=":/?&=@%+~,;$!*'()[]") for url in further)
+        if has_index
+        else "",
         "UV_NO_INDEX": "" if has_index else "1",
         "UV_FIND_LINKS": ",".join(settings.get("find-links", "").split()),
         "UV_INSECURE_HOST": settings.get("trusted-host", ""),
@@ -85,7 +87,3 @@ def for_uv(settings: Mapping[str, str], more: Optional[str] = None) -> dict[str,
         "HTTPS_PROXY": proxy,
     }
     return {name: value for name, value in wanted.items() if value and (name not in own or not os.environ.get(name))}
-
-
-def _quoted(url: str) -> str:
-    return urllib.parse.quote(url, safe=":/?&=@%+~,;$!*'()[]")

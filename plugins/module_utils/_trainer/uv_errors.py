@@ -9,10 +9,10 @@ import re
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ANSWER_SECONDS = 4
-# What uv's output contains, the first that matches; the reason, for callers; and the sentence.
+# What uv's output contains, the first that matches; what is missing; and the sentence.
 EXPLAINED = (
     ("No space left on device|Disk quota exceeded", "disk", "uv said: {words}"),
-    ("Hash mismatch", "other", "uv said: {words}"),
+    ("Hash mismatch", "", "uv said: {words}"),
     (
         "Failed to install cpython|python-build-standalone",
         "python",
@@ -21,36 +21,36 @@ EXPLAINED = (
     ),
     (
         "(?i)certificate|failed to fetch|error sending request|failed to download|dns error|timed out",
-        "network",
+        "packages",
         "no package index answers there ({words}); connect the host, set an index that it can reach (or its cert) in that user's pip.conf, "
         "or set ddp_trainer_offline so that the controller fetches the packages for it",
     ),
     (
         r"torch==\S*\+cpu",
-        "network",
+        "packages",
         f"no CPU build of torch is available there: {CPU_INDEX} did not answer within {ANSWER_SECONDS} s, and that user's package "
         "index has none. Connect the host, set an index that has one in that user's pip.conf, or accept the CUDA build with "
         "`ddp_torch: 2.13.0+cuda`: about 3.0 GB to download and 8.0 GB of disk",
     ),
-    ("", "other", "uv said: {words}"),
+    ("", "", "uv said: {words}"),
 )
 
 
 class VenvError(Exception):
-    """A sentence, and a code for the reason so that callers can try something else."""
+    """A sentence, and whether packages from elsewhere would help."""
 
-    def __init__(self, text: str, reason: str = "other") -> None:
+    def __init__(self, text: str, lacks_packages: bool = False) -> None:
         super().__init__(text)
-        self.reason = reason
+        self.lacks_packages = lacks_packages
 
 
 def explain(text: str, who: str, folder: str, wheels: str) -> VenvError:
     """Turn uv's output about a folder into a sentence; `wheels`: the packages that it was given, if not those of an index."""
-    found = next((reason, sentence) for pattern, reason, sentence in EXPLAINED if re.search(pattern, text))
-    if wheels and found[0] not in ("disk", "python"):
-        found = "wheels", f"the wheels in {wheels} are not those that the lock names ({{words}})"
-    told = found[1].format(words=last_line(text))
-    return VenvError(f"{who}: the packages could not be installed in {folder}: {told}", found[0])
+    missing, told = next((missing, told) for pattern, missing, told in EXPLAINED if re.search(pattern, text))
+    if wheels and missing not in ("disk", "python"):
+        missing, told = "packages", f"the wheels in {wheels} are not those that the lock names ({{words}})"
+    words = told.format(words=last_line(text))
+    return VenvError(f"{who}: the packages could not be installed in {folder}: {words}", missing == "packages")
 
 
 def last_line(text: str) -> str:

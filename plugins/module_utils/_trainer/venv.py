@@ -19,15 +19,15 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 from .._contract.document import section
 from .._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK, VENV_MARK, VENV_STAMP, venv_kind
 from .._contract.versions import MADE_PYTHON, UV, VENV_BYTES
 from .._kit.bare import run
-from .._kit.files import Busy, free_bytes, locked, read_object, write_json, write_whole
+from .._kit.files import Busy, free_bytes, locked, paths_in, read_object, write_json, write_whole
 from .._kit.words import bytes_text
-from .files import TreeError, refuse_in_use
+from .files import digest_at, use_of
 from .pip_settings import answers, for_uv, pip_settings
 from .uv_errors import ANSWER_SECONDS, CPU_INDEX, VenvError, explain, last_line
 
@@ -45,42 +45,32 @@ for module, packages in importlib.metadata.packages_distributions().items():
 ASK_PYTHON = "import json, platform, sys; print(json.dumps([*sys.version_info[:2], platform.machine()]))"
 
 
-def trainer_venv(
-    path: str,
-    host: str,
-    digest: str,
-    pins: Mapping[str, Sequence[str]],
-    lock: str = "",
-    python: str = "",
-    wheels_dir: str = "",
-    offline: bool = False,
-    check: bool = False,
-) -> dict[str, object]:
-    """Make the environment of a lock with uv unless it is there, or tell what that would change.
+def trainer_venv(host: str, check: bool = False, **wanted: Any) -> dict[str, object]:
+    """Make an environment (wanted: the fields of Venv) with uv unless it is there, or tell what that would change.
 
-    The parameters are the fields of Venv. Where the host has no uv, `lacks_uv` is its architecture. A failure has its reason in one word,
-    for choosing another way (`network` if no package index answers).
+    Where uv is not beside it, `lacks_uv` is its architecture. Of a failure `lacks_packages` tells whether others than those that it can
+    reach would help.
     """
-    venv = Venv(host, path.rstrip("/"), python or sys.executable, digest, pins, lock, wheels_dir, offline)
+    venv = Venv(host, **wanted)
     tags = None
     try:
         tags = venv.tags
         # Somebody else's environment is only read, and its folder may not be writable for a lock.
         with contextlib.nullcontext() if check or venv_kind(venv.path) == "foreign" else building(venv.path, host):
-            return {"venv": venv.path, "python_version": tags["python"], "tags": tags, **present(venv, check)}
+            return {"tags": tags, **present(venv, check)}
     except VenvError as why:
-        return {"failed": True, "msg": str(why), "reason": why.reason, "tags": tags}
+        return {"failed": True, "msg": str(why), "lacks_packages": why.lacks_packages, "tags": tags}
     except OSError as why:
-        message = f"{host}: {why.filename or path}: {why.strerror or why}"
-        return {"failed": True, "msg": message, "reason": "folder", "tags": tags}
+        return {"failed": True, "msg": f"{host}: {why.filename or venv.path}: {why.strerror or why}"}
 
 
 def present(venv: Venv, check: bool) -> dict[str, object]:
     """Make the environment unless it is there."""
-    before, changed, lacks_uv = section(venv.stamp(), "packages"), not venv.is_ready(), ""
+    before, changed = section(venv.stamp(), "packages"), not venv.is_ready()
+    lacks_uv = None
     if changed:
         venv.refuse()
-        if not check and not venv.uv:
+        if not check and not os.access(venv.uv, os.X_OK):
             changed, lacks_uv = False, os.uname().machine
         elif not check:
             venv.build()
@@ -90,9 +80,20 @@ def present(venv: Venv, check: bool) -> dict[str, object]:
         "changed": changed,
         "lacks_uv": lacks_uv,
         "packages": packages,
-        "torch": packages.get("torch"),
         "diff": {"before": listed(before), "after": listed(after)},
     }
+
+
+def lacking_wheels(path: str, wheels: Mapping[str, tuple[str, int]], host: str) -> dict[str, object]:
+    """Which of these wheels (name -> digest, size) a folder lacks, with room for them; other files there are removed."""
+    check_room(path, 0, host, "ddp_base_dir")
+    there = {one: digest_at(one) for one in paths_in(path) if os.path.isfile(one)}
+    lacking = [name for name, (digest, dummy) in wheels.items() if there.get(os.path.join(path, name)) != digest]
+    for one in there:
+        if os.path.basename(one) not in wheels or os.path.basename(one) in lacking:
+            os.unlink(one)
+    check_room(path, sum(wheels[name][1] for name in lacking), host, "ddp_base_dir")
+    return {"lacking": lacking}
 
 
 def remove_venv(path: str, host: str, check: bool) -> bool:
@@ -126,51 +127,37 @@ class Venv:
 
     host: str
     path: str
-    base_python: str = ""  # an interpreter; one that the plan would have made may be absent
     digest: str = ""  # of the lock
-    pins: Mapping[str, Sequence[str]] = dataclasses.field(
-        default_factory=dict
-    )  # what the trainer imports, with the lock's versions
+    # What the trainer imports, with the lock's versions.
+    pins: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     lock: str = ""  # its text, in uv's format; only needed to install
-    wheels: str = ""  # a folder with one of wheels for each kind of host
+    python: str = ""  # the interpreter that makes it; one that the plan would have made may be absent
+    wheels_dir: str = ""  # a folder with one of wheels for each kind of host
     offline: bool = False  # only from there
 
-    @property
-    def python(self) -> str:
-        return os.path.join(self.path, "bin", "python")
-
-    @property
-    def cache(self) -> str:
-        """uv's; on the environment's own disk, so that files are linked and not copied."""
-        return self.path + ".cache"
-
-    @property
-    def uv(self) -> str:
-        """The program; empty if there is none."""
-        found = (uv_beside(self.path), shutil.which("uv"))
-        return next((one for one in found if one and os.access(one, os.X_OK)), "")
-
-    @property
-    def minor(self) -> str:
-        """For example 3.11, the part of the version that compiled packages depend on."""
-        return self._python[0]
-
-    @property
-    def tags(self) -> dict[str, str]:
-        """The tags that wheels must match, and the name of their folder."""
-        return {"python": self.minor, "machine": self._python[1], "kind": "-".join(self._python)}
+    def __post_init__(self) -> None:
+        self.path, self.python = self.path.rstrip("/"), self.python or sys.executable
+        self.own_python, self.uv = os.path.join(self.path, "bin", "python"), uv_beside(self.path)
+        # uv's; on the environment's own disk, so that files are linked and not copied.
+        self.cache = self.path + ".cache"
 
     @property
     def makes_python(self) -> bool:
         """Whether the interpreter is one that uv installs, and is not there yet."""
-        return self.base_python.endswith("/" + PYTHON_IN_FOLDER) and not os.path.exists(self.base_python)
+        return self.python.endswith("/" + PYTHON_IN_FOLDER) and not os.path.exists(self.python)
 
     @functools.cached_property
-    def _python(self) -> tuple[str, str]:
-        """Version and machine of the interpreter that the environment is made with."""
+    def tags(self) -> dict[str, str]:
+        """The tags that wheels must match, of the interpreter: its version (3.11), its machine, and the name of their folder."""
         if self.makes_python:
-            return MADE_PYTHON, os.uname().machine
-        dummy, out, err = run([self.base_python, "-I", "-c", ASK_PYTHON])
+            version, machine = MADE_PYTHON, os.uname().machine
+        else:
+            version, machine = self._asked_python()
+        return {"python": version, "machine": machine, "kind": f"{version}-{machine}"}
+
+    def _asked_python(self) -> tuple[str, str]:
+        """Version and machine of the interpreter, if it can serve."""
+        dummy, out, err = run([self.python, "-I", "-c", ASK_PYTHON])
         try:
             major, minor, machine = json.loads(out)
             problem = f"is Python {major}.{minor}, and the trainer needs 3.10 or newer"
@@ -179,7 +166,7 @@ class Venv:
             problem = f"does not run as a Python ({last_line(err or out)})"
         if (major, minor) < OLDEST_PYTHON:
             advice = "set ddp_python to another, or leave it empty"
-            raise VenvError(f"{self.host}: {self.base_python} {problem}; {advice}", "python")
+            raise VenvError(f"{self.host}: {self.python} {problem}; {advice}")
         return f"{major}.{minor}", str(machine)
 
     def stamp(self) -> dict[str, object]:
@@ -193,7 +180,7 @@ class Venv:
 
     def has_its_python(self) -> bool:
         """Whether it was finished, and has the Python that is wanted still."""
-        return self.stamp().get("python") == self.minor and os.access(self.python, os.X_OK)
+        return self.stamp().get("python") == self.tags["python"] and os.access(self.own_python, os.X_OK)
 
     def packages(self) -> dict[str, str]:
         """Installed versions of the pinned packages."""
@@ -220,11 +207,9 @@ class Venv:
             f"{', '.join(self.lacking())}; install that there, or",
         }.get(venv_kind(self.path))
         if told:
-            raise VenvError(f"{self.host}: {self.path} {told} give another folder (ddp_venv_dir)", "occupied")
-        try:
-            refuse_in_use(self.path)
-        except TreeError as why:
-            raise VenvError(f"{self.host}: {why}", "in-use") from why
+            raise VenvError(f"{self.host}: {self.path} {told} give another folder (ddp_venv_dir)")
+        if use := use_of(self.path):
+            raise VenvError(f"{self.host}: {use}")
 
     def build(self) -> None:
         """Make or update the environment; the stamp comes last."""
@@ -240,15 +225,15 @@ class Venv:
         if self.makes_python:
             self._make_python()
         if fresh:
-            self._uv("venv", "--quiet", "--allow-existing", "--python", self.base_python, self.path)
+            self._uv("venv", "--quiet", "--allow-existing", "--python", self.python, self.path)
         self._install()
         if lacking := self.lacking():
             raise VenvError(f"{self.host}: uv reported success, but {self.path} lacks {', '.join(lacking)}")
-        code, out, err = run([self.python, "-I", "-c", IMPORTS, *self.pins])
+        code, out, err = run([self.own_python, "-I", "-c", IMPORTS, *self.pins])
         if code != 0:
             told = f"the trainer would not start with {self.path}: {last_line(err or out)}"
             raise VenvError(f"{self.host}: {told}. Remove it, and run --tags trainer again")
-        stamp = {"digest": self.digest, "python": self.minor, "packages": self.packages()}
+        stamp = {"digest": self.digest, "python": self.tags["python"], "packages": self.packages()}
         write_json(os.path.join(self.path, VENV_STAMP), stamp)
         os.unlink(os.path.join(self.path, VENV_MARK))
         # Kept after a broken attempt only, so that the next one continues from there.
@@ -268,7 +253,7 @@ class Venv:
 
     def _make_python(self) -> None:
         """A Python for a host that has none that is new enough; the link to it comes last."""
-        folder = self.base_python[: -len("/" + PYTHON_IN_FOLDER)]
+        folder = self.python[: -len("/" + PYTHON_IN_FOLDER)]
         os.makedirs(folder, exist_ok=True)
         # First of all, so that what is left of a broken try is known as ours.
         write_json(os.path.join(folder, PYTHON_MARK), {"made_by": UV, "python": MADE_PYTHON})
@@ -285,10 +270,10 @@ class Venv:
         """Exactly the lock's packages, from the indexes of this machine or a folder of wheels."""
         settings, folder = pip_settings(), ""
         if self.offline:
-            folder = os.path.join(self.wheels, self.tags["kind"])
+            folder = os.path.join(self.wheels_dir, self.tags["kind"])
             if not os.path.isdir(folder):
                 told = f"packages must be installed without a package index, but {folder} does not exist"
-                raise VenvError(f"{self.host}: {told}", "network")
+                raise VenvError(f"{self.host}: {told}", lacks_packages=True)
             environ = {"UV_OFFLINE": "1", "UV_NO_INDEX": "1", "UV_FIND_LINKS": folder}
         else:
             wants_cpu_index = "+cpu" in self.lock and answers(f"{CPU_INDEX}/torch/", settings, ANSWER_SECONDS)
@@ -296,7 +281,7 @@ class Venv:
         lock = os.path.join(self.path, "requirements.lock")
         # "==2.13.0" is also met by 2.13.0+cpu, whose digests are in the other lock.
         write_whole(lock, self.lock.replace("torch==", "torch==="))
-        argv = ("pip", "sync", "--quiet", "--python", self.python, "--require-hashes", "--no-build", lock)
+        argv = ("pip", "sync", "--quiet", "--python", self.own_python, "--require-hashes", "--no-build", lock)
         self._uv(*argv, environ=environ, wheels=folder)
 
     def _uv(self, *argv: str, environ: Optional[Mapping[str, str]] = None, wheels: str = "") -> None:
@@ -314,19 +299,18 @@ class Venv:
             raise explain(f"{err}\n{out}", self.host, self.path, wheels)
 
 
-def check_room(folder: str, need: int, host: str) -> None:
-    """Make the parent folder and check free space before downloading."""
+def check_room(folder: str, need: int, host: str, setting: str = "ddp_venv_dir") -> None:
+    """Make a folder and check free space before anything is put there."""
     try:
         os.makedirs(folder, exist_ok=True)
         problem = "" if os.access(folder, os.W_OK | os.X_OK) else f"cannot be written by this user (id {os.getuid()})"
     except OSError as why:
         problem = f"cannot be created: {why.strerror}"
-    free, reason = free_bytes(folder), "folder"
+    free = free_bytes(folder)
     if not problem and free < need:
-        reason = "disk"
         problem = f"has {bytes_text(free)} free, but the trainer's packages need about {bytes_text(need)}"
     if problem:
-        raise VenvError(f"{host}: {folder} {problem}; change that, or give another folder (ddp_venv_dir)", reason)
+        raise VenvError(f"{host}: {folder} {problem}; change that, or give another folder ({setting})")
 
 
 @contextlib.contextmanager
@@ -336,6 +320,5 @@ def building(path: str, host: str) -> Iterator[None]:
     try:
         with locked(path + ".lock", LOCK_SECONDS):
             yield
-    except Busy:
-        told = f"another process has been building {path} for {LOCK_SECONDS} s (it holds {path}.lock)"
-        raise VenvError(f"{host}: {told}") from None
+    except Busy as why:
+        raise VenvError(f"{host}: {why}") from None

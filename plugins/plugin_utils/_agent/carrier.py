@@ -42,13 +42,15 @@ HOST_FILES = {
     "_run.files": ("run_files",),
     "_keeper.deployment": ("run_folder", "keeper_request", "purge"),
     "_kit.env_file": ("env_file",),
+    "_session.tracker": ("start_tracker",),
     "_session.wanted": ("tmux_session",),
     "_doctor.gather": ("doctor_info",),
     "_preflight.peer_check": ("peer_check",),
     "_preflight.peer_responder": ("start_responder", "stop_responder"),
     "_preflight.programs": ("run_program", "start_program", "end_program", "keep_measured"),
+    "_shards.make": ("make_data",),
     "_trainer.files": ("trainer_files",),
-    "_trainer.venv": ("trainer_venv",),
+    "_trainer.venv": ("trainer_venv", "lacking_wheels"),
 }
 HOST_VERBS = {verb: file for file, found in HOST_FILES.items() for verb in found}
 

@@ -1,7 +1,8 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's side of setting up a trainer: it reads the sources and locks, and brings files, uv and wheels."""
+"""The controller's side of setting up a trainer: it reads the sources and locks, and brings files, uv and wheels; and the server of a
+tracker, which has an environment of its own."""
 
 from __future__ import annotations
 
@@ -9,16 +10,18 @@ import base64
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from ansible.errors import AnsibleActionFail, AnsibleError
 
+from ...module_utils._contract.decode import PlainName
+from ...module_utils._contract.validate import InvalidHostData, plain_name
 from ...module_utils._kit.files import locked
-from ...module_utils._shards.folder import Manifest, described
+from ...module_utils._session.tracker import NAME as TRACKER
 from ...module_utils._trainer import files
 from ...module_utils._trainer.venv import uv_beside
 from .._wheels import TRAINER, Lock, bring_uv, bring_wheels, cache_folder, read_lock
-from .carrier import Call
+from .carrier import Call, decoded
 
 
 def sources(src: str) -> dict[str, bytes]:
@@ -62,7 +65,7 @@ def check_trainer(call: Call, trees: Mapping[str, str], venv: Mapping[str, Any])
 
 
 def trainer_files(call: Call, trees: Mapping[str, str]) -> dict[str, Any]:
-    """Bring folders on the host to the files of others on the controller (trees); the digest is that of the first."""
+    """Bring folders on the host to the files of others on the controller (trees)."""
     found = [brought(call, dest, sources(src)) for dest, src in trees.items()]
     failed = [one for one in found if one.get("failed")]
     diff = [one["diff"] for one in found if "diff" in one]
@@ -79,19 +82,30 @@ def brought(call: Call, dest: str, tree: Mapping[str, bytes]) -> dict[str, Any]:
     return call.ask("trainer_files", dest=dest, files=digests, contents=contents)
 
 
-def trainer_venv(call: Call, **params: Any) -> dict[str, Any]:
+def trainer_venv(call: Call, cache: str = "", **params: Any) -> dict[str, Any]:
     """Make an environment, see the verb on the host; packages, torch_index and src (a trainer's folder) select its lock.
 
-    Two round trips if uv must be brought, otherwise one.
+    A host that reaches no package index, or has the wheels of an earlier lock, gets the packages from the controller, which keeps them in a
+    cache there (without one the host does not).
     """
     given = with_lock(params)
-    asked = call.ask("trainer_venv", **given)
+    answer = made_with_uv(call, given)
+    if cache and answer.get("lacks_packages"):
+        answer = bring_packages(call, given, Path(cache) / "wheels", answer["tags"]) or made_with_uv(
+            call, {**given, "offline": True}
+        )
+    return answer
+
+
+def made_with_uv(call: Call, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The host's answer: two round trips if uv must be brought, otherwise one."""
+    asked = decoded(call.ask("trainer_venv", **given), {"lacks_uv": Optional[PlainName]}, call.host)
     if not asked.get("lacks_uv") or asked.get("failed"):
         return asked
     try:
-        bring_uv_beside(call, str(asked["lacks_uv"]), str(asked["venv"]))
+        bring_uv_beside(call, asked["lacks_uv"], given["path"])
     except AnsibleError as why:
-        return {"failed": True, "reason": "network", "tags": asked.get("tags"), "msg": f"{call.host}: {why.message}"}
+        return {"failed": True, "msg": f"{call.host}: {why.message}"}
     return call.ask("trainer_venv", **given)
 
 
@@ -107,16 +121,48 @@ def bring_uv_beside(call: Call, machine: str, venv: str) -> None:
     )
 
 
-def trainer_wheels(call: Call, dest: str, python: str, machine: str, **lock: Any) -> dict[str, Any]:
-    """Fetch the wheels of a lock for a python and a machine to dest on the controller, for hosts that reach no package index.
-
-    lock: as for trainer_venv. The answer has their manifest.
-    """
-    if call.check:
-        return {"changed": True}
-    folder = Path(dest)
+def bring_packages(call: Call, given: Mapping[str, Any], cache: Path, tags: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Fetch the wheels of a lock, and copy to the host those that it lacks; the answer of a host that cannot take them."""
+    try:
+        python, machine, kind = (plain_name(tags[name]) for name in ("python", "machine", "kind"))
+    except (InvalidHostData, LookupError, TypeError) as why:
+        return {"failed": True, "msg": f"{call.host} sent an invalid answer about its Python: {why}"}
+    folder = cache / kind
     folder.mkdir(parents=True, exist_ok=True)
     with locked(str(folder) + ".lock", 1800):
-        changed = bring_wheels(lock_of(lock).text, python, machine, folder)
-        manifest = Manifest(folder.name, [described(str(path)) for path in sorted(folder.iterdir())])
-    return {"changed": changed, "manifest": manifest.document()}
+        wheels = bring_wheels(given["lock"], python, machine, folder)
+    place = f"{given['wheels_dir']}/{kind}"
+    asked = decoded(call.ask("lacking_wheels", path=place, wheels=wheels), {"lacking": list[str]}, call.host)
+    if asked.get("failed"):
+        return asked
+    # No other file of the controller, whatever the host asks for.
+    for name in wheels.keys() & asked["lacking"]:
+        call.action._transfer_file(str(folder / name), f"{place}/{name}")
+    return None
+
+
+def start_tracker(call: Call) -> dict[str, Any]:
+    """Start the server, with a Python environment of its own, unless it runs; `show` tells where it is."""
+    plan, node = call.variable("ddp_plan"), call.variable("ddp_node")
+    port, folder = plan["training"]["tracker_port"], tracker_folder(call)
+    made = trainer_venv(
+        call, path=f"{folder}/venv", packages=["mlflow-server"], python=node.get("python") or "", torch_index="default"
+    )
+    if made.get("failed"):
+        return made
+    names = list(dict.fromkeys(["localhost", "127.0.0.1", node["address"], plan["master"]["host"]]))
+    started = call.ask("start_tracker", path=folder, venv_dir=f"{folder}/venv", port=port, names=names)
+    show, reached = f"MLflow: http://127.0.0.1:{port} on {call.host}", call.variable("ansible_host") or call.host
+    if call.variable("ansible_connection") != "local":
+        show += f"; from here: ssh -N -L {port}:127.0.0.1:{port} {reached}"
+    return {**started, "changed": made["changed"] or started["changed"], "show": "" if call.check else show}
+
+
+def stop_tracker(call: Call) -> dict[str, Any]:
+    """End the server on a host that has one; what it keeps stays."""
+    return call.ask("tmux_session", name=TRACKER, state_dir=tracker_folder(call), state="absent", stop_timeout=3)
+
+
+def tracker_folder(call: Call) -> str:
+    """Everything of the server: its Python, database, artifacts and log."""
+    return f"{call.which_run()['base_dir']}/tracker"

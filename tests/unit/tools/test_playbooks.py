@@ -39,14 +39,6 @@ def tasks():
             yield str(path.relative_to(ROOT)), task
 
 
-def within(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """These tasks, and those of their blocks."""
-    for item in items:
-        yield item
-        for part in ("block", "rescue", "always"):
-            yield from within(item.get(part, []))
-
-
 def test_every_play_takes_the_hosts_that_are_asked_for_and_an_empty_target_for_none():
     assert {play["hosts"] for dummy, play in plays()} == {"{{ target | default('trainers', true) }}"}
 
@@ -97,15 +89,6 @@ def test_field_42_what_all_hosts_say_is_worked_out_once_and_not_by_every_host():
     verbs = [(task.get("nanochat.ddp.agent", {}).get("verb", ""), task) for dummy, task in tasks()]
     judgements = [task for verb, task in verbs if verb.startswith("judge_")]
     assert len(judgements) > 3 and all(task["run_once"] for task in judgements)
-
-
-def test_a_host_that_gives_no_answer_does_not_end_the_others_without_a_word():
-    """In a play with any_errors_fatal Ansible marks every host as failed when one is unreachable, also where ignore_unreachable says
-    that this is no error, and prints nothing. Only any_errors_fatal or ignore_errors of the task itself keep it from that."""
-    fatal = [task for dummy, play in plays() if play.get("any_errors_fatal") for task in within(play.get("tasks", []))]
-    ignoring = [task for task in [*(task for dummy, task in tasks()), *fatal] if task.get("ignore_unreachable")]
-    kept = [task for task in ignoring if task.get("any_errors_fatal") is False or task.get("ignore_errors") is True]
-    assert len(ignoring) > 5 and ignoring == kept
 
 
 def test_an_inventory_that_cannot_be_read_stops_everything(tmp_path):

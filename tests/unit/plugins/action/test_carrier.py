@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import trainer
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import (
     FOUND,
     MARK,
@@ -138,3 +139,25 @@ def test_a_connection_without_a_pipe_is_refused():
     host: Any = Host()
     host._connection.has_pipelining = False
     assert Call(host, THIS).ask("run_info")["msg"] == "the connection jail takes no program; use ssh"
+
+
+TAGS = {"python": "3.11", "machine": "x86_64", "kind": "3.11-x86_64"}
+
+
+@pytest.mark.parametrize("tags", [*({**TAGS, "kind": name} for name in ("..", "a/b", ".ssh", "a\n", 4)), {}, None])
+def test_what_a_host_says_of_its_python_becomes_no_folder_unless_it_is_a_plain_name(tags, tmp_path):
+    call: Any = SimpleNamespace(host="laptop")
+    told = trainer.bring_packages(call, {}, tmp_path, tags) or {}
+    assert told["msg"].startswith("laptop sent an invalid answer about its Python") and not list(tmp_path.iterdir())
+
+
+def test_a_host_that_lacks_packages_gets_no_other_file_of_the_controller(tmp_path, monkeypatch):
+    sent: list[tuple[str, str]] = []
+    monkeypatch.setattr(trainer, "bring_wheels", lambda *dummy: {"a.whl": ("0" * 64, 1), "b.whl": ("1" * 64, 1)})
+    call: Any = SimpleNamespace(
+        host="laptop",
+        ask=lambda verb, **params: {"lacking": ["../../.ssh/id_ed25519", "a.whl", "/etc/passwd"]},
+        action=SimpleNamespace(_transfer_file=lambda local, remote: sent.append((local, remote))),
+    )
+    assert trainer.bring_packages(call, {"lock": "", "wheels_dir": "/base/wheels"}, tmp_path, TAGS) is None
+    assert sent == [(f"{tmp_path}/3.11-x86_64/a.whl", "/base/wheels/3.11-x86_64/a.whl")]

@@ -55,7 +55,7 @@ def script(**answers):
 
 def request(*wanted, **more):
     asked = {
-        "mark": MARK,
+        "job": "d4",
         "wanted": list(wanted),
         "needed": [one.peer for one in wanted],
         "present": True,
@@ -66,7 +66,7 @@ def request(*wanted, **more):
 
 def change(kind, run, *wanted, needed=None):
     """The change that one backend would make."""
-    backend = kind(run, MARK)
+    backend = kind(run, "d4")
     backend.read()
     return backend.change(list(wanted), [one.peer for one in wanted] if needed is None else needed)
 
@@ -317,7 +317,7 @@ def test_rules_of_a_stopped_firewalld_are_taken_away_as_well():
 
 
 def left_over(**more):
-    return request(**{"mark": rules.MARK, "present": False, "check": False, **more})
+    return request(**{"job": "", "present": False, "check": False, **more})
 
 
 def test_field_29_rules_of_firewalld_are_found_by_their_form_and_those_to_keep_by_their_name():
@@ -332,7 +332,7 @@ def test_field_29_rules_of_firewalld_are_found_by_their_form_and_those_to_keep_b
 def test_field_29_blocks_of_all_jobs_are_found_in_the_file_that_is_loaded_at_boot(etc):
     text = rules.with_block("flush ruleset\n", MARK, ["one"])
     (etc / "nftables.conf").write_text(rules.with_block(text, rules.MARK + "e5", ["two"]))
-    backend = nftables.Nftables(nft(), rules.MARK)
+    backend = nftables.Nftables(nft(), "")
     backend.read()
     assert backend.names([]) == {"d4", "e5"}
 
@@ -386,8 +386,8 @@ class Gate(FirewallBackend):
     def in_force(self):
         return True
 
-    def held(self, mark):
-        return [Placed((), rules.Rule(line, 1, 2)) for line in self.lines]
+    def marked(self):
+        return [("d4", Placed((), rules.Rule(line, 1, 2))) for line in self.lines]
 
     def targets(self, wanted):
         return [Placed((), rule) for rule in wanted]
@@ -397,9 +397,6 @@ class Gate(FirewallBackend):
 
     def removal(self, placed):
         return ["gate", "shut", placed.rule.peer]
-
-    def names(self, known):
-        return set(known)
 
     def suspected(self):
         return True

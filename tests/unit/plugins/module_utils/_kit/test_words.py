@@ -27,18 +27,6 @@ def test_a_figure_has_as_many_digits_as_are_of_use(as_text):
     assert {figure: as_text(figure) for figure in FIGURES[as_text]} == FIGURES[as_text]
 
 
-def test_columns_are_as_wide_as_their_widest_cell():
-    assert words.columns([("a", 1), ("long", 22)], "") == ["a     1", "long  22"]
-
-
-def test_a_column_in_which_nothing_is_known_is_left_out():
-    assert words.table(["host", "loss", "bpb"], [["desktop", "-", "3.1"], ["laptop", "", "-"]]) == [
-        "  host     bpb",
-        "  desktop  3.1",
-        "  laptop   -",
-    ]
-
-
 def test_what_ansible_says_before_the_reason_is_left_out():
     assert words.plain_reason("Task failed: Failed to connect to the host via ssh: no route") == "no route"
     broken = "mux_client_request_session: read from master failed: Broken pipe"
