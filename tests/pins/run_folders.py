@@ -68,7 +68,8 @@ def events(rank: int, world: int, run: str, host: Case) -> Iterator[dict[str, An
         known = {
             "start": {
                 "rank": rank, "world": world, "run": run, "dtype": "float32", "matmul": "fp32", "kernels": ["norm"], "steps": 100,
-                "model": {"config": {"n_layer": 4}, "parameters": {"total": 7340162}}, "settings": {"num_iterations": 100, "total_batch_size": BATCH},
+                "model": {"config": {"n_layer": 4}, "parameters": {"total": 7340162}},
+                "settings": {"num_iterations": 100, "total_batch_size": BATCH},
                 "total_batch_size": BATCH, "resumed_from": None, "attempt_id": "abc",
             },
             "checkpoint": {"path": f"base_checkpoints/{run}/model_{step + 1:06d}.pt", "bytes": 58_000_000, "seconds": 0.4},
