@@ -58,8 +58,7 @@ class DataSet(TypedDict):
     """A data set in the store."""
 
     id: str
-    shards: int
-    bytes: int
+    bytes: int  # of its shards
     digest: str  # of its manifest
     lacking: List[str]  # files that are not there with the size that the manifest says
 
@@ -96,14 +95,6 @@ class Python(TypedDict):
     version: Version
 
 
-class Pythons(TypedDict):
-    """The interpreter that runs the probe, and others."""
-
-    version: Version
-    candidates: List[Python]
-    library: AbsolutePath
-
-
 class VenvFacts(TypedDict):
     """The trainer's environment; `kind` as in _probe/host.py."""
 
@@ -113,27 +104,25 @@ class VenvFacts(TypedDict):
     disk: Disk
 
 
-class PythonFacts(Pythons):
-    """The interpreters and the trainer's environment."""
+class PythonFacts(TypedDict):
+    """The interpreter that runs the probe, others, and the trainer's environment."""
 
+    version: Version
+    candidates: List[Python]
+    library: AbsolutePath
     venv: VenvFacts
 
 
-class _Noexec(TypedDict, total=False):
-    noexec: bool
-    exposed: str  # who else could change what is run from there; empty for nobody
-
-
-class Disk(_Noexec):
+class Disk(TypedDict):
     """The disk below a path; `parent` is the nearest existing folder."""
 
-    path: str
     parent: str
     real_path: str
     device: Optional[int]
     free: int
-    total: int
     writable: bool
+    noexec: bool
+    exposed: str  # who else could change what is run from there; empty for nobody
     fstype: str
     source: str
     network: bool
@@ -213,7 +202,6 @@ class Route(TypedDict):
     """How packets to a peer leave a host."""
 
     peer: str
-    address: str
     nic: Optional[str]
     source: Optional[str]
 
@@ -259,7 +247,6 @@ class Probe(TypedDict):
     logout: Dict[str, bool]  # whether systemd ends what the user leaves running at logout, and whether the user lingers
     ephemeral: LocalPorts  # the range of local ports, on which Gloo listens
     base_dir: AbsolutePath  # the base folder with `~` expanded
-    venv_dir: AbsolutePath  # the trainer's environment with `~` expanded
     run: Optional[PastRun]  # what is in the run's folder
     base_run: Optional[PastRun]  # the run whose model this one uses
     data: List[DataSet]  # data sets in the store

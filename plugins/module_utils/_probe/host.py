@@ -9,9 +9,9 @@ import glob
 import os
 import re
 import sys
-from typing import Any, Sequence, cast
+from typing import Sequence, cast
 
-from .._contract.probe import Measured, Probe, Python, Pythons, VenvFacts
+from .._contract.probe import Measured, Probe, Python, PythonFacts, VenvFacts
 from .._contract.run_folder import MEASURED, PYTHON_FOLDER, PYTHON_IN_FOLDER, venv_kind
 from .._kit import bare
 from .._kit.files import read_object
@@ -29,12 +29,7 @@ TEST_PROGRAM = os.path.join("scripts", "gloo_check.py")
 VERSION_IN_PATH = re.compile(r"/(?:cpython-)?3\.(\d+)(?:\.\d+)?[^/]*/bin/")
 
 
-def host_info(**asked: Any) -> dict[str, Probe]:
-    """The facts of this host; `asked` are the parameters of `probe`."""
-    return {"probe": probe(**asked)}
-
-
-def probe(
+def host_info(
     base_dir: str,
     run_dir: str | None = None,
     venv_dir: str | None = None,
@@ -43,17 +38,16 @@ def probe(
     peers: Sequence[str] = (),
     folders: Sequence[str] = (),
     base_run: str | None = None,
-) -> Probe:
+) -> dict[str, Probe]:
     """All facts of this host; base_run is the run whose model this one uses."""
     base = expand(base_dir)
-    venv = expand(venv_dir) if venv_dir else os.path.join(base, "venv")
     interfaces = nics()
     names, routes = names_and_routes(peers, interfaces)
     rights = sudo()
     prefix = {"root": [], "passwordless": ["sudo", "-n"]}.get(rights)
-    return {
+    probe: Probe = {
         "host": host(),
-        "python": {**pythons(expand(python) if python else None, base), "venv": venv_facts(venv)},
+        "python": pythons(expand(python) if python else None, base, expand(venv_dir or os.path.join(base, "venv"))),
         "cpu": cpu(),
         "memory": memory(),
         "disk": disk(base),
@@ -69,7 +63,6 @@ def probe(
         "logout": logind(user_name(os.getuid()))._asdict(),
         "ephemeral": ephemeral(),
         "base_dir": base,
-        "venv_dir": venv,
         "run": run_facts(expand(run_dir)) if run_dir else None,
         "base_run": run_facts(os.path.join(base, "runs", base_run)) if base_run else None,
         "data": data_sets(base),
@@ -77,6 +70,7 @@ def probe(
         "measured": cast(Measured, read_object(os.path.join(base, MEASURED))) or None,
         "usage": usage_facts(bare.tool),
     }
+    return {"probe": probe}
 
 
 def expand(path: str) -> str:
@@ -114,20 +108,19 @@ def python_paths(wanted: str | None, base: str) -> list[str]:
     return list(unique.values())[:12]
 
 
-def pythons(wanted: str | None, base: str) -> Pythons:
-    """This interpreter's version, candidates for the trainer's environment, and the library's folder."""
+def pythons(wanted: str | None, base: str, venv: str) -> PythonFacts:
+    """This interpreter's version, candidates for the trainer's environment, the library's folder, and that environment."""
     candidates: list[Python] = []
     for path in python_paths(wanted, base):
         out = bare.tool([path, "-I", "-S", "-c", PYTHON_CHECK])[1]
-        version = re.match(r"\s*(\d+\.\d+\.\d+)", out)
+        version = re.match(r"\s*(3\.\d\d+\.\d+)", out)
         if version:
-            numbers = tuple(int(part) for part in version.group(1).split("."))
-            if numbers >= (3, 10):
-                candidates.append({"executable": path, "version": version.group(1)})
+            candidates.append({"executable": path, "version": version.group(1)})
     return {
         "version": "%d.%d.%d" % sys.version_info[:3],
         "candidates": candidates,
         "library": os.path.dirname(os.path.abspath(os.__file__)),
+        "venv": venv_facts(venv),
     }
 
 

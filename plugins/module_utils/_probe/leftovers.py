@@ -96,14 +96,13 @@ def data_sets(base: str) -> list[DataSet]:
     found: list[DataSet] = []
     for path in sorted(glob.glob(os.path.join(glob.escape(base), "data", "*", "manifest.json"))):
         manifest, folder = read_object(path), os.path.dirname(path)
-        shards = items(manifest, "shards")
-        sizes = {str(one.get("name")): number(one, "bytes") for one in shards}
+        sizes = {str(one.get("name")): number(one, "bytes") for one in items(manifest, "shards")}
+        total = sum(sizes.values())
         sizes.update({f"tokenizer/{one.get('name')}": number(one, "bytes") for one in items(manifest, "tokenizer")})
         found.append(
             {
                 "id": text(manifest, "id") or os.path.basename(folder),
-                "shards": len(shards),
-                "bytes": sum(number(shard, "bytes") for shard in shards),
+                "bytes": total,
                 "digest": digest_of(manifest),
                 "lacking": [name for name, size in sizes.items() if not _has_size(os.path.join(folder, name), size)],
             }

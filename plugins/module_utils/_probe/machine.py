@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -12,26 +13,23 @@ import resource
 import shutil
 import socket
 from pathlib import PurePosixPath
+from typing import NamedTuple, Sequence
 
 from .._contract.probe import Disk, LocalPorts, Machine, Memory, Processors
 from .._kit.ownership import exposure, mount_of
 from .._kit.processes import user_name
-from .cores import cpus, fast_cores
 from .network import read
 
-FLAGS = (
-    "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
-    "amx_tile", "amx_bf16", "amx_fp16", "asimd", "asimdhp", "sve", "sve2", "bf16", "svebf16", "i8mm",
-)  # fmt: skip
+# Instruction sets that make matrix products faster.
+FLAGS = ("avx", "avx2", "avx512f", "amx_tile", "asimd", "sve")
 CGROUPS = "/sys/fs/cgroup"
+# Cores below this fraction of the fastest one's capacity are small.
+SMALL = 0.8
 COMPILERS = ("cc", "gcc", "clang")  # that the trainer looks for (native.py)
 NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 NETWORK_FILE_SYSTEMS = (
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "9p", "afs", "sshfs",
 )  # fmt: skip
-
-
-# The machine
 
 
 def host() -> Machine:
@@ -45,24 +43,78 @@ def host() -> Machine:
     }
 
 
+# Processors. A matrix product is split evenly, so all threads wait for the slowest: small cores and second threads of a core cost more
+# than they gain.
+
+
+class Cpu(NamedTuple):
+    """One processor."""
+
+    number: int
+    core: tuple[str, str]  # socket and core
+    small: bool
+
+
+def listed(text: str) -> list[int]:
+    """The numbers in a list such as 0-7,16."""
+    found: list[int] = []
+    for low, high in re.findall(r"(\d+)(?:-(\d+))?", text):
+        found += range(int(low), int(high or low) + 1)
+    return found
+
+
+def cpus(allowed: set[int], root: str = "/sys") -> list[Cpu]:
+    """The processors that this user may use, and that are online and not isolated."""
+    base = os.path.join(root, "devices/system/cpu")
+    online = read(os.path.join(base, "online"))
+    usable = set(allowed) & set(listed(online)) if online else set(allowed)
+    usable = (usable - set(listed(read(os.path.join(base, "isolated"))))) or usable
+    small = small_ones(usable, root)
+    return [Cpu(one, core_of(os.path.join(base, f"cpu{one}"), one), one in small) for one in sorted(usable)]
+
+
+def core_of(folder: str, number: int) -> tuple[str, str]:
+    core = read(os.path.join(folder, "topology/core_id"))
+    package = read(os.path.join(folder, "topology/physical_package_id"))
+    return (package, core) if core else ("", f"cpu{number}")
+
+
+def small_ones(usable: set[int], root: str) -> set[int]:
+    """Efficiency cores: by Intel's two core types, or by an ARM kernel's capacities."""
+    atoms = set(listed(read(os.path.join(root, "devices/cpu_atom/cpus"))))
+    if atoms:
+        return atoms
+    texts = {number: read(os.path.join(root, f"devices/system/cpu/cpu{number}/cpu_capacity")) for number in usable}
+    capacity = {number: int(text) for number, text in texts.items() if text.isdigit()}
+    most = max(capacity.values(), default=0)
+    return {number for number, value in capacity.items() if value < SMALL * most}
+
+
+def fast_cores(processors: Sequence[Cpu]) -> list[int]:
+    """The first processor of every fast core; of every core where all are alike."""
+    first: dict[tuple[str, str], int] = {}
+    for one in [one for one in processors if not one.small] or processors:
+        first.setdefault(one.core, one.number)
+    return sorted(first.values())
+
+
 def cpu() -> Processors:
     text = read("/proc/cpuinfo")
     model = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.*)$", text, re.M)
     line = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.M)
     present = set(line.group(1).split()) if line else set()
-    flags = [flag for flag in FLAGS if flag in present]
     allowed = os.sched_getaffinity(0)
     quota, processors = cpu_quota(), cpus(allowed)
     return {
         "model": model.group(1).strip() if model else platform.machine(),
-        "flags": flags,
+        "flags": [flag for flag in FLAGS if flag in present],
         "available": limited(len(allowed), quota),
         # Second threads of a core do not make matrix products faster.
         "available_physical": limited(len({one.core for one in processors}), quota),
         "allowed": sorted(allowed),
         "fast": fast_cores(processors),
         "load1": os.getloadavg()[0],
-        "native_bf16": any(flag in flags for flag in NATIVE_BF16),
+        "native_bf16": any(flag in present for flag in NATIVE_BF16),
         "compiler": any(shutil.which(name) for name in COMPILERS),
     }
 
@@ -113,28 +165,23 @@ def disk(path: str, owned: bool = True) -> Disk:
         parent = os.path.dirname(parent)
     fstype, source = mount_of(os.path.realpath(parent))
     facts: Disk = {
-        "path": path,
         "parent": parent,
         "real_path": os.path.join(os.path.realpath(parent), os.path.relpath(path, parent)).rstrip("/."),
         "device": None,
         "free": 0,
-        "total": 0,
         "writable": False,
+        "noexec": False,
         "fstype": fstype,
         "source": source,
         "network": fstype.replace("fuse.", "") in NETWORK_FILE_SYSTEMS,
         "exposed": exposure(path, owned),
     }
-    try:
+    with contextlib.suppress(OSError):
         room = os.statvfs(parent)
         facts["free"] = room.f_bavail * room.f_frsize
-        facts["total"] = room.f_blocks * room.f_frsize
         facts["device"] = os.stat(parent).st_dev
-        is_mine = os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK)
-        facts["writable"] = is_mine and not room.f_flag & os.ST_RDONLY
+        facts["writable"] = os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK)
         facts["noexec"] = bool(room.f_flag & os.ST_NOEXEC)
-    except OSError:
-        pass
     return facts
 
 

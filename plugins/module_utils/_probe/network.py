@@ -75,21 +75,17 @@ def is_up(name: str, root: str = NET) -> bool:
     )
 
 
-def _speed(text: str) -> int | None:
-    """In Mbit/s; the kernel says -1 if it does not know."""
-    return int(text) if text.isdigit() else None
-
-
 def nics(root: str = NET) -> list[Nic]:
     """Every interface with its kind, state, speed and addresses."""
     four, six, found = ipv4_addresses(), ipv6_addresses(), []
     for name in sorted(name for dummy, name in socket.if_nameindex()):
         base = os.path.join(root, name)
+        speed = read(os.path.join(base, "speed"))  # -1 if the kernel does not know
         nic: Nic = {
             "name": name,
             "kind": kind_of(name, root),
             "up": is_up(name, root),
-            "speed_mbit": _speed(read(os.path.join(base, "speed"))),
+            "speed_mbit": int(speed) if speed.isdigit() else None,
             "enslaved": os.path.exists(os.path.join(base, "master")),
             "ipv4": four.get(name, []),
             "ipv6": six.get(name, []),
@@ -182,7 +178,7 @@ def route(peer: str, address: str, interfaces: Sequence[Nic]) -> Route:
     """The source address of packets to an address, and the interface that has it; sends nothing."""
     source = source_towards(address)
     owners = [nic["name"] for nic in interfaces if source in [cidr.split("/")[0] for cidr in nic["ipv4"] + nic["ipv6"]]]
-    return {"peer": peer, "address": address, "nic": owners[0] if owners else None, "source": source}
+    return {"peer": peer, "nic": owners[0] if owners else None, "source": source}
 
 
 def source_towards(address: str) -> str | None:

@@ -15,6 +15,7 @@ from .._contract.plan import ControllerQuestion, Here
 from .._contract.probe import Folder
 from .._contract.run_folder import TOKENIZER
 from .._kit import bare
+from .machine import disk
 
 TRAINER_SCRIPT = os.path.join("scripts", "base_train.py")
 # In a Python library, what scripts.make_shards leaves out.
@@ -56,14 +57,6 @@ def text_bytes(path: str) -> Optional[int]:
     except OSError:
         return None
     return total
-
-
-def is_writable(path: str) -> bool:
-    """Whether a folder can be created or written at a path."""
-    parent = os.path.abspath(os.path.expanduser(path))
-    while not os.path.lexists(parent) and os.path.dirname(parent) != parent:
-        parent = os.path.dirname(parent)
-    return os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK)
 
 
 class Repository(NamedTuple):
@@ -126,5 +119,5 @@ def look(asked: ControllerQuestion, environment: Mapping[str, str]) -> Here:
         "folders": {path: folder_facts(path) for path in asked["folders"]},
         "git": there.problem,
         "commits": dict(there.commits),
-        "results": {"path": results, "writable": is_writable(results)},
+        "results": {"path": results, "writable": disk(os.path.abspath(results))["writable"]},
     }

@@ -163,7 +163,7 @@ def test_an_honest_answer_is_believed(answer_of, run):
 def probes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The answers of this machine as the laptop of the tests of the plan, new and with an earlier run."""
     base = str(tmp_path_factory.mktemp("base"))
-    real = host.probe(base, peers=["desktop"], folders=["/"])
+    real = host.host_info(base, peers=["desktop"], folders=["/"])["probe"]
     laptop = plan_probes.laptop()
     part: dict[str, Any] = {
         name: {**real[name], **laptop[name]} for name in ("host", "python", "cpu", "memory", "disk")
@@ -173,7 +173,7 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     whole = {
         **real,
         **part,
-        **{name: laptop[name] for name in ("routes", "tmux", "base_dir", "venv_dir")},
+        **{name: laptop[name] for name in ("routes", "tmux", "base_dir")},
         "measured": HONEST["measured"],
     }
     more = {**HONEST["leftovers"], "run": PAST, "base_run": PAST}

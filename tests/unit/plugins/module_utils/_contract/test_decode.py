@@ -27,11 +27,11 @@ def real(tmp_path_factory) -> dict[str, Any]:
     data = {"id": "books-1", "source": "text", "paths": ["/srv/books"], "names": None}
     (base / "runs/d4/plan.json").write_text(json.dumps({"nodes": nodes, "data": data, "digest": "x"}))
     (base / "measured.json").write_text('{"tokens_per_second": 7.5}')
-    told = host.probe(
+    told = host.host_info(
         str(base), run_dir=f"{base}/runs/d4", base_run="d4",
         ports=[29500], peers=["127.0.0.1", "nobody.invalid"], folders=["/"],
     )  # fmt: skip
-    return dict(json.loads(json.dumps(told)))
+    return dict(json.loads(json.dumps(told["probe"])))
 
 
 def test_a_real_machine_is_believed(real):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import cpus, fast_cores
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.machine import cpus, fast_cores
 
 
 class MachineFiles:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import ownership, processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, ownership, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as info
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import leftovers, machine
 
@@ -86,28 +87,30 @@ def test_the_file_system_of_a_path(tmp_path):
     assert ownership.mount_of("/mnt/x", str(mounts)) == ("fuse.sshfs", "me@there:")
 
 
-def test_pythons_that_are_too_old_are_no_candidates(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    fine = tmp_path / "fine"
-    fine.write_text("")
-    seen = {
-        "/old": (0, "3.9.18\n", ""),
-        str(fine): (0, "3.10.0\n", ""),
-        "/bare": (1, "3.11.2\n", "No module named ensurepip"),
+def test_pythons_that_are_too_old_or_do_not_run_are_no_candidates(call, tmp_path, monkeypatch):
+    """Such as a link to nothing, or a Python of a cross toolchain."""
+    programs = {
+        "fine": "#!/bin/sh\necho 3.10.0",
+        "old": "#!/bin/sh\necho 3.9.18",
+        "foreign": "\x7fELF of another machine",
     }
-    monkeypatch.setattr(info, "python_paths", lambda wanted, base: list(seen))
-    monkeypatch.setattr(info.bare, "tool", lambda argv: seen[argv[0]])
-    found = info.pythons(None, str(tmp_path))
-    assert found["candidates"] == [
-        {"executable": str(fine), "version": "3.10.0"},
-        {"executable": "/bare", "version": "3.11.2"},
-    ]
-    assert (Path(found["library"]) / "os.py").exists()
+    monkeypatch.setattr(bare, "find", lambda name: shutil.which(name) if "/" in name else None)
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    found = []
+    for name in (*programs, "gone"):
+        python = tmp_path / name
+        if name in programs:
+            python.write_text(programs[name])
+            python.chmod(0o755)
+        told = call(info.host_info, python=str(python), base_dir=str(tmp_path))["probe"]["python"]
+        found += [one for one in told["candidates"] if one["executable"] == str(python)]
+        assert (Path(told["library"]) / "os.py").exists()
+    assert found == [{"executable": str(tmp_path / "fine"), "version": "3.10.0"}]
 
 
 def test_shims_and_old_pythons_of_pyenv_are_not_even_asked(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(info.bare, "find", lambda name: f"{tmp_path}/.pyenv/shims/{name}")
+    monkeypatch.setattr(bare, "find", lambda name: f"{tmp_path}/.pyenv/shims/{name}")
     for version in ("3.6.15", "3.9.18", "3.12.1"):
         (tmp_path / ".pyenv/versions" / version / "bin").mkdir(parents=True)
         (tmp_path / ".pyenv/versions" / version / "bin/python3").write_text(version)
@@ -207,7 +210,7 @@ def test_everything_of_this_host_within_a_second(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     before = sorted(tmp_path.rglob("*"))
     start = time.monotonic()
-    facts = info.probe("~/x/../base", run_dir=str(tmp_path / "base/runs/d4"), ports=[1], peers=["localhost"])
+    facts = info.host_info("~/x/../base", str(tmp_path / "base/runs/d4"), ports=[1], peers=["localhost"])["probe"]
     seconds = time.monotonic() - start
     assert seconds < 3, "the machine may be busy, but not that busy"
     assert sorted(tmp_path.rglob("*")) == before
@@ -216,3 +219,26 @@ def test_everything_of_this_host_within_a_second(tmp_path, monkeypatch):
     assert any(nic["name"] == "lo" and nic["kind"] == "loopback" for nic in facts["nics"])
     assert facts["run"]["plan_digest"] is None and facts["base_dir"] == str(tmp_path / "base")
     assert 1024 <= facts["ephemeral"]["low"] < facts["ephemeral"]["high"] <= 65535
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that were run; all fail."""
+    found: list[list[str]] = []
+
+    def run(argv, environ=None, folder=None, seconds=None):
+        assert environ["LC_ALL"] == "C"
+        found.append(list(argv))
+        return 1, "", ""
+
+    monkeypatch.setattr(bare, "run", run)
+    return found
+
+
+def test_nothing_is_changed_and_tools_that_fail_are_no_failure(call, commands, tmp_path):
+    probe = call(info.host_info, base_dir=str(tmp_path / "base"), peers=["192.0.2.77"], ports=[1])["probe"]
+    assert (probe["base_dir"], probe["run"]) == (str(tmp_path / "base"), None)
+    assert not (tmp_path / "base").exists()
+    assert not any("sudo" in argv[0] and argv[1:] != ["-n", "true"] for argv in commands)
+    assert probe["python"]["candidates"] == []
+    assert [entry["peer"] for entry in probe["routes"]] == ["192.0.2.77", "default"]
