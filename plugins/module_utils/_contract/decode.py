@@ -14,6 +14,7 @@ import functools
 import ipaddress
 import re
 import types
+import typing
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Optional, TypedDict, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -24,6 +25,7 @@ from .validate import STILL, InvalidHostData, refused
 Decoded = TypeVar("Decoded")
 DEEPEST = 20
 UNIONS = (Union, getattr(types, "UnionType", Union))  # Optional[x], and x | None since Python 3.10
+NotRequired = getattr(typing, "NotRequired", Optional)  # since Python 3.11, so on every controller
 
 
 def _matching(pattern: str, wanted: str) -> Callable[[Any], str]:
@@ -96,6 +98,8 @@ def _decode(kind: Any, value: Any, place: str, partial: bool) -> Any:
             return functools.reduce(lambda one, check: check(one), parts[1:], found)
         except InvalidHostData as why:
             raise InvalidHostData("its %s: %s" % (place, why)) from None
+    if origin is NotRequired:
+        return _decode(parts[0], value, place, partial)
     if origin in UNIONS:
         return None if value is None else _decode(parts[0], value, place, partial)
     if origin is list and isinstance(value, list):
@@ -119,7 +123,8 @@ def _keys(kind: Any, value: dict[str, Any], place: str, partial: bool) -> dict[s
         for name, own in hints.items()
         if name in value
     }
-    missing = [] if partial else sorted(kind.__required_keys__ - value.keys())
+    required = [] if partial else [name for name in hints if get_origin(hints[name]) is not NotRequired]
+    missing = sorted(kind.__required_keys__.intersection(required) - value.keys())
     for name in missing:
         if get_origin(hints[name]) not in UNIONS:
             raise InvalidHostData("its %s is missing; %s" % ((place + "." + name).lstrip("."), STILL))

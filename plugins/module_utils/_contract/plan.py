@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, TypedDict
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, TypedDict
 
 from .probe import Folder
+
+if TYPE_CHECKING:
+    from typing import NotRequired  # which the Python 3.9 that hosts may have does not know
 
 
 class Master(TypedDict):
@@ -40,12 +43,7 @@ class Model(TypedDict):
     flops_per_token: int
 
 
-class _Parts(TypedDict, total=False):
-    head_shares: List[int]  # weights of unequal parts of the head, by rank
-    timed: str  # ddp_budget or ddp_finish_by, where the run ends at a time; the iterations are an estimate then
-
-
-class Training(_Parts):
+class Training(TypedDict):
     """Training parameters."""
 
     profile: str
@@ -72,6 +70,8 @@ class Training(_Parts):
     resume: bool
     tracker: str
     tracker_port: int
+    head_shares: NotRequired[List[int]]  # weights of unequal parts of the head, by rank
+    timed: NotRequired[str]  # ddp_budget or ddp_finish_by, if the run ends at a time: the iterations are an estimate
 
 
 class DataContents(TypedDict):
@@ -85,22 +85,15 @@ class DataContents(TypedDict):
     names: Optional[List[str]]  # files of a url; the last shard is validation
 
 
-class _Prose(TypedDict, total=False):
-    prose: bool  # the default text: of Python files only the longer texts in them
-
-
-class Data(DataContents, _Prose):
+class Data(DataContents):
     """The data set and its source host."""
 
     id: str
     host: str  # the host that has it, or else makes or fetches it
+    prose: NotRequired[bool]  # the default text: of Python files only the longer texts in them
 
 
-class _Joined(TypedDict, total=False):
-    joined: bool  # only where a checkout's ranks are joined (trainer/scripts/join.py)
-
-
-class Trainer(_Joined):
+class Trainer(TypedDict):
     """The trainer and its packages."""
 
     source: str  # ours, path or git
@@ -111,6 +104,7 @@ class Trainer(_Joined):
     python: str
     packages: List[str]  # the locks that the environment is made from
     offline: bool
+    joined: NotRequired[bool]  # only where a checkout's ranks are joined (trainer/scripts/join.py)
 
 
 class Keeper(TypedDict):
@@ -130,17 +124,7 @@ class Guest(TypedDict):
     away_if: Optional[str]
 
 
-class _Sometimes(TypedDict, total=False):
-    guest: Guest  # with ddp_polite guest
-    join_flags: Dict[str, object]  # of the launcher that joins a checkout's ranks
-    keeper_port: int  # the keeper's port
-    open_ports: List[int]  # to open on this host besides data_ports
-    # What its owner is asked to open without root: those of all profiles, so that one request is enough.
-    owner_ports: List[int]
-    session_argv: List[str]  # what the session runs instead of argv: the keeper
-
-
-class Node(_Sometimes):
+class Node(TypedDict):
     """One host's share of the run, including its keeper."""
 
     host: str  # inventory name
@@ -171,6 +155,13 @@ class Node(_Sometimes):
     argv: List[str]  # complete; argv[0] is the venv's Python; built from the rest by _contract/command_line.py
     env: Dict[str, str]  # complete except for secrets
     env_secret: List[str]  # names in ddp_secret_env; their values go only into the env file
+    # What its owner is asked to open without root: those of all profiles, so that one request is enough.
+    owner_ports: NotRequired[List[int]]
+    open_ports: NotRequired[List[int]]  # to open on this host besides data_ports
+    keeper_port: NotRequired[int]
+    session_argv: NotRequired[List[str]]  # what the session runs instead of argv: the keeper
+    guest: NotRequired[Guest]  # with ddp_polite guest
+    join_flags: NotRequired[Dict[str, object]]  # of the launcher that joins a checkout's ranks
 
 
 class Conversations(TypedDict):
@@ -205,26 +196,17 @@ class Here(TypedDict, total=False):
     held_out: ConversationFacts
 
 
-class _OfStage(TypedDict, total=False):
-    conversations: Conversations  # conversations.jsonl in the run folder
-    held_out: Conversations  # conversations-val.jsonl in the run folder
-    script: str  # a checkout's own
-
-
-class Stage(_OfStage):
+class Stage(TypedDict):
     """The stage of a run that fine-tunes another run's model."""
 
     stage: str
     base: str  # the run whose model it uses
+    conversations: NotRequired[Conversations]  # conversations.jsonl in the run folder
+    held_out: NotRequired[Conversations]  # conversations-val.jsonl in the run folder
+    script: NotRequired[str]  # a checkout's own
 
 
-class _Last(TypedDict, total=False):
-    stage: Stage  # only if it continues the model of another run
-    keeper: Keeper  # only with ddp_restarts
-    digest: str  # 16 hexadecimal digits
-
-
-class Plan(_Last):
+class Plan(TypedDict):
     """The document that all later steps read; the digest covers the rest."""
 
     format: int  # 1
@@ -239,6 +221,9 @@ class Plan(_Last):
     data: Data
     trainer: Trainer
     nodes: List[Node]  # by rank
+    stage: NotRequired[Stage]  # only if it continues the model of another run
+    keeper: NotRequired[Keeper]  # only with ddp_restarts
+    digest: NotRequired[str]  # 16 hexadecimal digits
 
 
 def open_ports(plan: Plan, node: Node) -> List[int]:
@@ -256,16 +241,12 @@ class ControllerQuestion(TypedDict):
     held_out: Optional[str]
 
 
-class _Probed(TypedDict, total=False):
-    probe: Optional[Mapping[str, object]]
-    error: Optional[str]
-    reach: Optional[str]
-    login: Optional[str]
-
-
-class Given(_Probed):
-    """A host from the inventory and its probe; `error` says why there is no probe, `reach` how other hosts would address it, `login` how
-    this controller's user logs in there."""
+class Given(TypedDict):
+    """A host from the inventory and its probe."""
 
     name: str
     settings: Mapping[str, object]
+    probe: NotRequired[Optional[Mapping[str, object]]]
+    error: NotRequired[Optional[str]]  # why there is no probe
+    reach: NotRequired[Optional[str]]  # how other hosts would address it
+    login: NotRequired[Optional[str]]  # how this controller's user logs in there

@@ -10,9 +10,12 @@ lower number.
 from __future__ import annotations
 
 import re
-from typing import Optional, TypedDict
+from typing import TYPE_CHECKING, Optional, TypedDict
 
 from .document import number, text
+
+if TYPE_CHECKING:
+    from typing import NotRequired
 
 ID = "[0-9a-f]{16}"
 
@@ -25,16 +28,13 @@ class TrainingIdentity(TypedDict):
     begun: int
 
 
-class _Timed(TypedDict, total=False):
-    ends: Optional[int]  # with ddp_budget or ddp_finish_by: when the trainer is to be over, by the controller's clock
-    now: Optional[float]  # that clock when this is handed to a host
-
-
-class Launched(TrainingIdentity, _Timed):
+class Launched(TrainingIdentity):
     """The training to start. A folder continues if it holds goes_on: an id, "" for a training without a known id, None for nothing."""
 
     goes_on: Optional[str]
     base: Optional[str]  # the training of a fine-tuning's base model
+    ends: NotRequired[Optional[int]]  # of a timed run: when the trainer is to be over, by the controller's clock
+    now: NotRequired[Optional[float]]  # that clock when this is handed to a host
 
 
 def training_of(document: object) -> Optional[TrainingIdentity]:
