@@ -346,8 +346,9 @@ def add_expected(
     taken = step_model.choose_sync(job, each, link)
     for row in rows:
         kind = str(row["sync"]).removesuffix(SHARED).removesuffix(UNDO)
-        if kind in step_model.WAYS and (step_model.head_of(job, kind) == "shared") == row["sync"].endswith(SHARED):
-            row["expected"] = step_model.predict(job, each, link, kind).seconds
+        other = job.under(kind) if kind in step_model.WAYS else None
+        if other and (other.head == "shared") == row["sync"].endswith(SHARED):
+            row["expected"] = step_model.predict(other, each, link).seconds
             row["auto"] = kind == taken
 
 

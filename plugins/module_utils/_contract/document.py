@@ -18,6 +18,13 @@ def section(document: Any, name: str) -> Document:
     return found if isinstance(found, dict) else {}
 
 
+def value_at(document: Any, *keys: str) -> Any:
+    """The value below these keys, each within the section of the one before; None if one is missing."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
+
+
 def items(document: Any, name: str) -> List[Document]:
     """The dictionaries of a list within a document."""
     found = document.get(name) if isinstance(document, dict) else None

@@ -9,12 +9,15 @@ Its id depends on the content and not on the source host, so training resumes wh
 from __future__ import annotations
 
 import math
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 from .._contract.document import digest_of
+from .._contract.findings import Finding, finding
 from .._contract.plan import Data, DataContents, Here, Plan
+from .._contract.probe import Folder
 from .._contract.settings_table import LAST_SHARD, RunSettings
-from .hosts import Host, home_expanded
+from .._kit.words import plural
+from .hosts import Host, home_expanded, ranks
 
 # Bytes of the default text, the prose in a Python's library, which differs little between versions.
 PROSE_BYTES = 1_800_000
@@ -121,3 +124,48 @@ def _deployed(run: RunSettings, hosts: Sequence[Host], made_on: Host, contents: 
         if same and not (other and known.get("host") in present):
             return dict(known)
     return {}
+
+
+def folders_of(run: RunSettings, hosts: Sequence[Host], name: str) -> list[str]:
+    """The folders in the settings that this host should check."""
+    order = ranks(hosts)[0]
+    maker = run.data_host or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name
+    return list(run.data_paths) if run.data_source in ON_A_HOST and maker == name else []
+
+
+def obstacles(run: RunSettings, planned: Data, hosts: Sequence[Host], here: Here) -> Iterator[Finding]:
+    """Data folders that are missing or too small, unless the data set was already made from them."""
+    if hosts_with_data(hosts, planned["id"]):
+        return
+    names = [one.name for one in hosts]
+    if run.data_host and run.data_host not in names:
+        text = f"ddp_data_host is {run.data_host}, which is not a host of this job"
+        yield finding("setting-refused", "", text, remedy=f"Use {' or '.join(names)}.")
+    (host,) = [one for one in hosts if one.name == planned["host"]]
+    is_here = planned["source"] == "controller"
+    seen = (here.get("folders") if is_here else host.fact("folders")) or {}
+    for number, path in enumerate(run.data_paths if planned["source"] != "url" else []):
+        if seen.get(path):
+            is_tokenizer = number > 0 and planned["source"] != "text"
+            yield from data_folder(planned, path, seen[path], "" if is_here else host.name, is_tokenizer)
+
+
+def data_folder(planned: Data, path: str, facts: Folder, host: str, is_tokenizer: bool) -> Iterator[Finding]:
+    """The first problem of a folder in ddp_data_paths on a host, or without a host on the controller."""
+    where, is_text = host or "the controller", planned["source"] == "text"
+    problem = ""
+    if facts["kind"] == "absent":
+        problem = f"does not exist on {where}"
+    elif facts["kind"] == "file" and not is_text:
+        problem = f"is not a folder on {where}"
+    elif not facts["readable"]:
+        problem = f"the login user on {where} cannot read"
+    elif is_text and facts["text_bytes"] == 0:
+        problem = f"has no files on {where}"
+    elif is_tokenizer and not facts["tokenizer"]:
+        problem = f"has no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}"
+    elif not is_text and not is_tokenizer and facts["shards"] < planned["shards"]:
+        count = plural(facts["shards"], "shard") if facts["shards"] else "no shards"
+        problem = f"has {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}"
+    if problem:
+        yield finding("source-missing", host, f"ddp_data_paths names {path}, which {problem}")

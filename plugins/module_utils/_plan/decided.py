@@ -11,13 +11,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Sequence, Tuple
 
+from .._contract.plan import Model
 from .._contract.settings import Asked
 from .._contract.settings_table import AUTO, PREFIX, RunSettings, find
 from .._rules.model_size import ModelConfig
 from .._rules.ways import WAYS, fits
 from . import stages
 from .hosts import Host
-from .model_size import describe
+from .model_size import describe, shape_of
 from .shares import FOLLOWING, HostShares
 from .step_model import (
     NEARLY_AS_FAST,
@@ -34,9 +35,13 @@ from .step_model import (
 
 @dataclasses.dataclass(frozen=True)
 class Decided:
-    """The settings of a run with nothing left open, and what was worked out for its hosts."""
+    """A run with nothing left open, and what was worked out for its hosts."""
 
-    run: RunSettings
+    asked: RunSettings  # as the user wrote them
+    run: RunSettings  # the same, decided
+    hosts: Sequence[Host]  # by rank
+    shape: ModelConfig
+    model: Model
     name: str  # of the run
     ours: bool  # whether this collection's trainer is used
     timed: bool  # whether it ends at a time, and the iterations are an estimate
@@ -82,25 +87,15 @@ def decide_restarts(asked: Asked) -> int:
     return asked.run.restarts if can or is_set(asked, "restarts") else 0
 
 
-def decide(
-    asked: Asked,
-    matmul: str,
-    tried: Tuple[str, ...],
-    shape: ModelConfig,
-    by_rank: Sequence[Host],
-    hosts: Sequence[Host],
-    shared: HostShares,
-) -> Decided:
-    """All decisions; hosts in the order of the shares, of which there are none if the batch cannot be split."""
+def decide(asked: Asked, hosts: Sequence[Host], matmul: str, tried: Tuple[str, ...], shared: HostShares) -> Decided:
+    """All decisions for hosts in the order of their ranks."""
     run, batch, world = asked.run, shared.batch, len(hosts)
-    ours, restarts = run.trainer_source == "ours", decide_restarts(asked)
-    share_of = {host.name: share for host, share in zip(hosts, batch.rows)}
-    rows = tuple(share_of.get(host.name, batch.device_batch) for host in by_rank)
-    names, model = tuple(host.name for host in by_rank), describe(shape, run.aspect_ratio)
-    job = StepJob(names, rows, model, batch.total_batch, batch.device_batch, run.sync == AUTO)
+    ours, restarts, shape = run.trainer_source == "ours", decide_restarts(asked), shape_of(asked.run)
+    names, model = tuple(host.name for host in hosts), describe(shape, run.aspect_ratio)
+    job = StepJob(names, tuple(batch.rows), model, batch.total_batch, batch.device_batch, run.sync == AUTO)
     # The profile's number of hosts does not make steps slower.
     chose_hosts = is_set(asked, "min_hosts")
-    job = decide_sync_and_head(asked, job, by_rank, bool(restarts and chose_hosts and 0 < (run.min_hosts or 0) < world))
+    job = decide_sync_and_head(asked, job, hosts, bool(restarts and chose_hosts and 0 < (run.min_hosts or 0) < world))
     half = -(-world // 2) if restarts and run.profile == "real" else 0
     decided = dataclasses.replace(
         run,
@@ -116,30 +111,34 @@ def decide(
         save_minutes=run.save_minutes if ours else 0,
     )
     return Decided(
+        asked=run,
         run=decided,
+        hosts=hosts,
+        shape=shape,
+        model=model,
         name=stages.run_name(run),
         ours=ours,
         timed=bool(run.budget or run.finish_by) and "ddp_iterations" not in asked.given,
         matmul_tried=tried,
-        rows=rows,
-        head_parts=tuple(shared.head_parts.get(host.name, 1) for host in by_rank),
+        rows=job.rows,
+        head_parts=tuple(shared.head_parts),
         head_open=job.head_open,
         rebalance=ours and world > 1 and run.batch_split in FOLLOWING,
     )
 
 
-def decide_sync_and_head(asked: Asked, job: StepJob, by_rank: Sequence[Host], may_lose_hosts: bool) -> StepJob:
-    """The job with ddp_sync and ddp_head, for hosts by rank with its rows; may_lose_hosts: because the user said so."""
+def decide_sync_and_head(asked: Asked, job: StepJob, hosts: Sequence[Host], may_lose_hosts: bool) -> StepJob:
+    """The job with ddp_sync and ddp_head; may_lose_hosts: because the user said so."""
     run, ours = asked.run, asked.run.trainer_source == "ours"
     # A new measurement does not change the method that the run began with, unless the settings now rule it out.
-    began_with = next((host.kept["sync"] for host in by_rank if host.kept.get("sync") in WAYS), None)
+    began_with = next((host.kept["sync"] for host in hosts if host.kept.get("sync") in WAYS), None)
     kept = began_with if ours and began_with and fits(began_with, job.model["n_embd"]) else None
     # A part of a shared head is lost with its host, and with it all steps since the last checkpoint.
     stays_whole = run.head == AUTO and may_lose_hosts
     wanted = "whole" if stays_whole or not ours else run.head
     job = job.with_sync((kept or "exact") if run.sync == AUTO else run.sync, wanted)
     # Only what was measured with this model counts.
-    measured = [host.measured for host in by_rank]
+    measured = [host.measured for host in hosts]
     is_same = all((one.get("model"), one.get("device_batch")) == (job.model, job.device_batch) for one in measured)
     speeds = speeds_of(job.hosts, dict(zip(job.hosts, measured))) if ours and is_same and job.world > 1 else []
     if not speeds:

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import re
-from typing import Iterator, Mapping, Sequence
+from typing import Iterator, Mapping, Sequence, Union
 
 from .._contract import lineage
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import INFO, WARNING
 from .._contract.plan import Node, Plan, open_ports
 from .._contract.politeness import GUEST
+from .._contract.probe import PortHolder, TrainingProcess
 from .._contract.settings_table import AUTO
 from .._contract.versions import MADE_PYTHON, VENV_BYTES
 from .._kit.ownership import WITHOUT_MODES
@@ -20,49 +21,53 @@ from .._kit.processes import is_check
 from .._kit.words import NO_PYTHON, bytes_text, named, plain_reason
 from .hosts import Host, neighbours, same_machine, same_network_stack
 from .interpreters import made_python, pythons
-from .others import other_training, port_held
 
 ARCHITECTURES = ("x86_64", "aarch64")
 # Memory that the system needs to stay alive.
 MEMORY_SHARE = 0.92
 CLOSE_IT = "Type this command there, or set it to a folder that only this user can write to."
 ANOTHER_DISK = "Nothing there can be kept from the other users of that host; if it has any, use a disk of Linux."
+LONGEST_COMMAND = 90
+MOST_NAMED = 3
+Process = Union[PortHolder, TrainingProcess]
 
 
-def check_hosts(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding]]:
-    """(problems that prevent a start, other remarks)."""
+def check_hosts(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
+    """Problems that prevent a start, and other remarks."""
     nodes = {node["host"]: node for node in plan["nodes"]}
-    obstacles: list[Finding] = []
-    findings: list[Finding] = []
     for host in hosts:
-        node = nodes[host.name]
         if not host.probe:
-            seen = f"{host.name} cannot be examined{f' ({plain_reason(host.error)})' if host.error else ''}"
-            remedy = connection_remedy(host.error, host.login)
-            if there := [other.name for other in hosts if other.probe]:
-                again = "train.yml without that lets it take part again when it is back"
-                remedy += f" Or leave it out for now: -e target={','.join(there)}; {again}."
-            obstacles.append(finding("host-down", host.name, seen, remedy=remedy))
+            yield unseen(host, hosts)
             continue
-        obstacles += tools(host, node, plan["trainer"]["python"])
-        obstacles += folder(host, node, hosts)
-        obstacles += environment(host, node, plan["trainer"]["torch"])
-        obstacles += ports(host, node, plan)
+        node = nodes[host.name]
+        yield from tools(host, node, plan["trainer"]["python"])
+        yield from folder(host, node, hosts)
+        yield from environment(host, node, plan["trainer"]["torch"])
+        yield from ports(host, node, plan)
         total, count = host.fact("memory", "total") or 0, neighbours(host, hosts)
         if (need := node["memory_bytes"] * count) > total * MEMORY_SHARE:
             among = f"{count} nodes there need" if count > 1 else "its rank needs"
             seen = f"{host.name} has {bytes_text(total)} of memory, but {among} about {bytes_text(need)}"
-            obstacles.append(finding("memory-short", host.name, seen))
-        findings += remarks(host, node, hosts, nodes)
-    obstacles += architectures(hosts, plan["trainer"].get("joined", False))
+            yield finding("memory-short", host.name, seen)
+        yield from remarks(host, node, hosts, nodes)
+    yield from architectures(hosts, plan["trainer"].get("joined", False))
     wanting = [host for host in hosts if nodes[host.name]["flags"].get("kernels") == AUTO]
     if bare := [host.name for host in wanting if host.fact("cpu", "compiler") is False]:
-        findings.append(finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH"))
+        yield finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH")
     for host in hosts:
         if host.polite == GUEST and (blind := host.fact("usage", "blind")):
             seen = f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
-            findings.append(finding("guest-blind", host.name, seen))
-    return obstacles, findings
+            yield finding("guest-blind", host.name, seen)
+
+
+def unseen(host: Host, hosts: Sequence[Host]) -> Finding:
+    """A host without a probe, and how to train without it for now."""
+    seen = f"{host.name} cannot be examined{f' ({plain_reason(host.error)})' if host.error else ''}"
+    remedy = connection_remedy(host.error, host.login)
+    if there := [other.name for other in hosts if other.probe]:
+        again = "train.yml without that lets it take part again when it is back"
+        remedy += f" Or leave it out for now: -e target={','.join(there)}; {again}."
+    return finding("host-down", host.name, seen, remedy=remedy)
 
 
 def connection_remedy(error: str, login: str) -> str:
@@ -218,9 +223,7 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, N
     if need > available and not ours & {process.get("session") for process in processes}:
         seen = f"{bytes_text(available)} free, about {bytes_text(need)} needed"
         yield finding("memory-tight", host.name, seen)
-    strangers = [process for process in processes if process.get("session") not in ours]
-    if strangers:
-        yield other_training(host.name, strangers)
+    yield from other_processes(host, here)
 
 
 def threads_over_cores(host: Host, here: Sequence[Host], threads: int) -> Iterator[Finding]:
@@ -248,3 +251,75 @@ def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
     for why, where in by_reason.items():
         seen = f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training cannot resume from: {why}"
         yield finding("checkpoints-lost", plan["master"]["host"], seen)
+
+
+# Processes of others: trainings, and holders of a port that the run needs
+
+
+def port_held(host: str, setting: str, holder: PortHolder) -> Finding:
+    """A port is taken, with the remedy for its holder: stop a run, wait for a check."""
+    port, pid = holder["port"], holder.get("pid")
+    seen = f"{setting} {port} is taken on {host}"
+    another = f"choose another port: -e {setting}={port + 10}"
+    if is_check(holder.get("command")):
+        seen += f" by a preflight check of {holder.get('user')} (process {pid})"
+        remedy = f"Another controller is testing connections there. Try again when it has finished, or {another}"
+    elif is_ours(holder):
+        seen += f": {described(holder)}"
+        remedy = f"{how_to_stop(holder)}; or {another}"
+    elif pid:
+        seen += f" by {described(holder)}"
+        remedy = f"On {host}: kill {pid} if nobody needs it, or {another}"
+    else:
+        seen += f" by a process of {holder.get('user') or 'another user'}, which this user may not inspect"
+        remedy = another[0].upper() + another[1:]
+    return finding("port-held", host, seen, remedy=remedy, facts={"pids": [pid] if pid else []})
+
+
+def other_processes(host: Host, here: Sequence[Host]) -> Iterator[Finding]:
+    """Ranks of this user's other sessions that lost their parent, and trainings of others, on the machine of these nodes."""
+    processes, user = host.fact("processes") or [], host.fact("host", "user")
+    sessions = [other.fact("run", "session") or {} for other in here]
+    running = [one.get("id") for one in sessions if one.get("ended") is None]
+    stale = [
+        one
+        for one in processes
+        if one.get("session") and one["session"] not in running and one.get("parent") == 1 and one.get("user") == user
+    ]
+    for one in stale[:MOST_NAMED]:
+        yield finding("stale-ranks", host.name, f"process {one['pid']} of {one['user']}: {one['command'][:100]}")
+    ours = {one.get("id") for one in sessions} - {None}
+    strangers = [one for one in processes if one.get("session") not in ours]
+    pids = {one["pid"] for one in strangers}
+    top = [one for one in strangers if one.get("parent") not in pids and one not in stale]
+    if top:
+        yield other_training(host.name, top)
+
+
+def other_training(host: str, top: Sequence[TrainingProcess]) -> Finding:
+    """Others train on the host, with these processes and their children; names the first few."""
+    found = list(dict.fromkeys(described(one) for one in top))
+    seen = ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
+    stops = dict.fromkeys(how_to_stop(one) for one in top)
+    remedy = f"{'. '.join(stops)}; or wait until it ends." if all(is_ours(one) for one in top) else None
+    return finding("other-training", host, seen, remedy=remedy, facts={"pids": [one["pid"] for one in top]})
+
+
+def is_ours(process: Process) -> bool:
+    """Whether this collection started it, for any run."""
+    return bool(process.get("session") or process.get("run"))
+
+
+def described(process: Process) -> str:
+    """A process as text: its run if known, or its command."""
+    if process.get("run"):
+        return f"the run {process['run']} of {process['user']} trains there (process {process['pid']})"
+    what = "another run of nanochat.ddp, " if is_ours(process) else ""
+    command = process["command"] or ""
+    command = command if len(command) <= LONGEST_COMMAND else command[: LONGEST_COMMAND - 3] + "..."
+    return f"{what}process {process['pid']} of {process['user']} ({command})"
+
+
+def how_to_stop(process: Process) -> str:
+    run = process.get("run") or "NAME"
+    return f"Stop it as {process['user']}: ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run={run}"

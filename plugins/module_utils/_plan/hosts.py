@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Mapping, NamedTuple, Sequence, Union
 
 from .._contract import validate
+from .._contract.document import value_at
 from .._contract.findings import Finding, finding
 from .._contract.politeness import LOW, OFF
 from .._contract.probe import Route
@@ -36,10 +37,7 @@ class Host(NamedTuple):
 
     def fact(self, *keys: str) -> Any:
         """A fact of the probe, None if unknown."""
-        value: Any = self.probe
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
+        return value_at(self.probe, *keys)
 
     @property
     def kept_share(self) -> Mapping[str, Any]:
@@ -151,12 +149,11 @@ def nics_of(host: Host) -> list[NetworkInterface]:
 
 
 class EndpointChooser:
-    """Chooses every host's endpoint, and collects `problems` and `findings`."""
+    """Chooses every host's endpoint, and collects findings about them."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
         self.nics = {host.name: nics_of(host) for host in hosts}
-        self.problems: list[Finding] = []
         self.findings: list[Finding] = []
 
     def endpoints(self) -> dict[str, Endpoint]:
@@ -185,7 +182,7 @@ class EndpointChooser:
         return Endpoint(nic.name, address or min(known, key=lambda text: ":" in text))
 
     def refuse(self, host: str, seen: str, remedy: str | None = None) -> None:
-        self.problems.append(finding("address-refused", host, seen, remedy=remedy))
+        self.findings.append(finding("address-refused", host, seen, remedy=remedy))
 
     def nic_named(self, host: Host, name: str) -> NetworkInterface | None:
         """The interface with the name in the inventory."""

@@ -15,12 +15,11 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 from .._contract.command_line import rank_argv
 from .._contract.document import digest_of, section
 from .._contract.findings import Finding, PlanError
+from .._contract.findings_table import ERROR
 from .._contract.plan import Given, Here, Node, Plan, Ports, Trainer, Training
 from .._contract.politeness import GUEST
-from .._contract.settings import Asked
 from .._contract.training import Launched
 from .._contract.validate import HIGHEST_PORT, LOWEST_PORT
-from .._rules.model_size import ModelConfig
 from . import (
     budget,
     command,
@@ -30,13 +29,12 @@ from . import (
     model_size,
     settings_checks,
     shares,
-    source_checks,
     stages,
     trainings,
 )
 from .decided import Decided, decide, decide_matmul
 from .hosts import Endpoint, EndpointChooser, Host, home_expanded, ranks
-from .questions import controller_settings, is_git, read
+from .questions import controller_findings, controller_settings, is_git, read
 from .step_model import with_precision
 
 FORMAT = 1
@@ -53,18 +51,6 @@ class PlanOutcome(NamedTuple):
     training: Launched
     budget: Optional[budget.ModelChoice]
     text_bytes: Optional[int]  # the size of the text to train on, if that is known
-
-
-class Inputs(NamedTuple):
-    """Everything that the document is built from."""
-
-    asked: Asked
-    decided: Decided
-    shape: ModelConfig
-    hosts: Sequence[Host]  # in the order of the inventory
-    by_rank: Sequence[Host]
-    endpoints: Mapping[str, Endpoint]
-    here: Here
 
 
 def make_plan(
@@ -89,34 +75,34 @@ def make_plan(
         kept = {} if asked.run.fresh else section(probe, "run")
         error, reach, login = host.get("error") or "", host.get("reach"), host.get("login") or ""
         known.append(Host(name, asked.hosts[name], probe, error, reach, found, kept, login))
+    order, of_ranks = ranks(known)
+    known = sorted(known, key=lambda host: order.get(host.name, len(hosts)))
     training = trainings.choose(known, stages.run_name(asked.run))
     base = trainings.choose(known, stages.base_name(asked.run), "base_run")
     matmul, tried = decide_matmul(asked, known)
     known = [host._replace(measured=with_precision(host.measured, matmul)) for host in known]
     since = training.taken.begun if training.taken and not asked.run.fresh else 0
     asked, choice, late = budget.fit_model(asked, known, since, clock)
-    run, shape = asked.run, model_size.shape_of(asked.run)
-    order, of_ranks = ranks(known)
-    shared = shares.shared_out(asked, known)
-    by_rank = sorted(known, key=lambda host: order.get(host.name, len(known)))
-    decided = decide(asked, matmul, tried, shape, by_rank, known, shared)
-    refused = [settings_checks.refused(one) for one in (*late, *settings_checks.problems(asked, known, shape, decided))]
+    run, shared = asked.run, shares.shared_out(asked, known)
+    decided = decide(asked, known, matmul, tried, shared)
+    refused = map(settings_checks.refused, [*late, *settings_checks.problems(decided)])
     problems = [*refused, *of_ranks, *map(settings_checks.refused, shared.problems)]
     chooser = EndpointChooser(known)
-    plan = document(Inputs(asked, decided, shape, known, by_rank, chooser.endpoints(), here))
-    in_the_way, seen = host_checks.check_hosts(known, plan)
-    obstacles = [
-        *chooser.problems,
-        *in_the_way,
-        *source_checks.obstacles(run, plan, known, here),
+    plan = document(decided, chooser.endpoints(), here)
+    findings = [
+        *chooser.findings,
+        *host_checks.check_hosts(known, plan),
+        *controller_findings(run, plan["trainer"], here),
+        *data_set.obstacles(run, plan["data"], known, here),
         *stages.obstacles(run, known, plan, here),
         *([] if run.fresh else host_checks.lost_checkpoints(known, plan)),
         # Of trainings that are all set aside none needs to be chosen.
         *(one.problem for one in (*([] if run.fresh else [training]), base) if one.problem),
     ]
-    if problems or (obstacles and not tolerant):
-        raise PlanError([*problems, *(() if tolerant else obstacles)])
-    findings = [*chooser.findings, *seen, *source_checks.commit(run.trainer_source, here), *obstacles]
+    obstacles = [] if tolerant else [one for one in findings if one["severity"] == ERROR]
+    if problems or obstacles:
+        raise PlanError([*problems, *obstacles])
+    findings.sort(key=lambda one: one["severity"] == ERROR)
     launched = trainings.launched(known, plan, training, base, run.fresh)
     if decided.timed:
         begun = launched["begun"] or round(clock.began)
@@ -131,35 +117,35 @@ def make_plan(
 # The document
 
 
-def document(inputs: Inputs) -> Plan:
+def document(decided: Decided, endpoints: Mapping[str, Endpoint], here: Here) -> Plan:
     """The plan from settings and decisions."""
-    decided, by_rank = inputs.decided, inputs.by_rank
-    run, master = decided.run, by_rank[0]
+    run, hosts = decided.run, decided.hosts
+    master = hosts[0]
     plan: Plan = {
         "format": FORMAT,
         "run": decided.name,
-        "world": len(by_rank),
-        "master": {"host": master.name, "address": inputs.endpoints[master.name].address, "port": run.port},
-        "data_ports": data_ports(by_rank),
+        "world": len(hosts),
+        "master": {"host": master.name, "address": endpoints[master.name].address, "port": run.port},
+        "data_ports": data_ports(hosts),
         "manage_firewall": run.manage_firewall,
         "timeout_seconds": run.timeout,
-        "model": model_size.describe(inputs.shape, run.aspect_ratio),
-        "training": training_of(inputs),
-        "data": data_set.document(run, by_rank, inputs.here),
-        "trainer": trainer_of(inputs),
+        "model": decided.model,
+        "training": training_of(decided),
+        "data": data_set.document(run, hosts, here),
+        "trainer": trainer_of(decided, here),
         "nodes": [],
     }
-    if section_of_stage := stages.document(run, inputs.here, decided.ours):
+    if section_of_stage := stages.document(run, here, decided.ours):
         plan["stage"] = section_of_stage
     if run.restarts:
         plan["keeper"] = {
             "restarts": run.restarts,
-            "min_hosts": run.min_hosts or len(by_rank),
+            "min_hosts": run.min_hosts or len(hosts),
             "grace_seconds": run.grace,
             "survive_reboot": run.survive_reboot,
         }
-    for rank, host in enumerate(by_rank):
-        plan["nodes"].append(node_of(inputs, host, rank, plan))
+    for rank in range(len(hosts)):
+        plan["nodes"].append(node_of(decided, rank, endpoints, plan))
     plan["digest"] = digest_of(plan)
     return plan
 
@@ -174,9 +160,8 @@ def data_ports(hosts: Sequence[Host]) -> Ports:
     return {"low": low, "high": max(low, *(min(entry["high"], HIGHEST_PORT) for entry in ranges))}
 
 
-def training_of(inputs: Inputs) -> Training:
-    asked, decided = inputs.asked.run, inputs.decided
-    run, model = decided.run, model_size.describe(inputs.shape, asked.aspect_ratio)
+def training_of(decided: Decided) -> Training:
+    asked, run, model = decided.asked, decided.run, decided.model
     tokens = run.total_batch * run.iterations
     training: Training = {
         "profile": run.profile,
@@ -212,11 +197,10 @@ def training_of(inputs: Inputs) -> Training:
     return training
 
 
-def trainer_of(inputs: Inputs) -> Trainer:
-    decided = inputs.decided
+def trainer_of(decided: Decided, here: Here) -> Trainer:
     run = decided.run
     source = "ours" if decided.ours else "git" if is_git(run.trainer_source) else "path"
-    urls = {"ours": None, "path": data_set.path_here(inputs.here, run.trainer_source), "git": run.trainer_source}
+    urls = {"ours": None, "path": data_set.path_here(here, run.trainer_source), "git": run.trainer_source}
     compiler = ["zig"] if run.kernels == "zig" and decided.ours else []
     tracker = [run.tracker] if run.tracker in ("mlflow", "wandb") else []
     trainer: Trainer = {
@@ -234,16 +218,15 @@ def trainer_of(inputs: Inputs) -> Trainer:
     return trainer
 
 
-def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
+def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan: Plan) -> Node:
     """One host's share of the run."""
-    decided, hosts = inputs.decided, inputs.hosts
-    run = decided.run
+    run, hosts, host = decided.run, decided.hosts, decided.hosts[rank]
     base = host.fact("base_dir") or home_expanded(host.settings.base_dir, host)
-    own = inputs.endpoints[host.name]
+    own = endpoints[host.name]
     python, version = interpreters.choose(host, hosts, base, run.trainer_offline)
-    peers = {one.address for name, one in inputs.endpoints.items() if name != host.name} - {None, own.address}
+    peers = {one.address for name, one in endpoints.items() if name != host.name} - {None, own.address}
     run_dir = os.path.join(base, "runs", decided.name)
-    rows, parts = decided.rows[rank], len(inputs.by_rank) if run.head == "shared" else 1
+    rows, parts = decided.rows[rank], len(hosts) if run.head == "shared" else 1
     node: Node = {
         "host": host.name,
         "rank": rank,
@@ -266,9 +249,9 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // run.device_batch),
-        "memory_bytes": model_size.memory(inputs.shape, run.device_batch, run.sync, decided.ours, parts)["total"],
-        "disk_bytes": disk_bytes(inputs),
-        "checkpoint_bytes": model_size.checkpoint_bytes(inputs.shape, run.sync),
+        "memory_bytes": model_size.memory(decided.shape, run.device_batch, run.sync, decided.ours, parts)["total"],
+        "disk_bytes": disk_bytes(decided),
+        "checkpoint_bytes": model_size.checkpoint_bytes(decided.shape, run.sync),
         "peers": sorted(peer for peer in peers if peer is not None),
         "flags": command.trainer_flags(decided, run_dir),
         "argv": [],
@@ -286,14 +269,14 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
     return node
 
 
-def disk_bytes(inputs: Inputs) -> int:
+def disk_bytes(decided: Decided) -> int:
     """Checkpoints to keep plus the one being written, and the shards."""
-    run = inputs.decided.run
+    run = decided.run
     saves = 1 + (run.iterations // run.save_every if run.save_every > 0 else 0)
     if run.save_minutes:
         # The number of time-based checkpoints is unknown, but no more than these are kept.
         saves = max(saves, run.keep_checkpoints + 1)
-    all_stay = run.keep_checkpoints < 0 or not inputs.decided.goes_on
+    all_stay = run.keep_checkpoints < 0 or not decided.goes_on
     kept = saves if all_stay else min(saves, run.keep_checkpoints + 1)
     shards = run.data_shards * SHARD_BYTES[run.data_source]
-    return kept * model_size.checkpoint_bytes(inputs.shape, run.sync) + shards
+    return kept * model_size.checkpoint_bytes(decided.shape, run.sync) + shards

@@ -11,7 +11,6 @@ from typing import Iterator, Sequence
 
 from .._contract import politeness
 from .._contract.findings import Finding, finding
-from .._contract.settings import Asked
 from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, REMOVED_VARIABLES, RunSettings, find
 from .._kit import env_file
 from .._kit.words import named
@@ -36,14 +35,14 @@ def refused(problem: str) -> Finding:
     return finding("setting-refused", "", problem.rstrip("."))
 
 
-def problems(asked: Asked, hosts: Sequence[Host], shape: ModelConfig, decided: Decided) -> Iterator[str]:
+def problems(decided: Decided) -> Iterator[str]:
     """All conflicts in the settings."""
-    run = asked.run
+    run, hosts, shape = decided.asked, decided.hosts, decided.shape
     yield from model_problems(run, shape)
     yield from stages.problems(run, decided.ours)
     yield from schedule_problems(run, decided)
     yield from keeper_problems(run, hosts, decided)
-    yield from guest_problems(asked, hosts, decided)
+    yield from guest_problems(hosts, decided)
     yield from data_problems(run)
     yield from source_problems(run, decided)
     yield from compute_problems(run, shape, hosts)
@@ -91,7 +90,7 @@ def keeper_problems(run: RunSettings, hosts: Sequence[Host], decided: Decided) -
         yield "ddp_restarts needs ddp_resume, or each restart would begin at step 0."
 
 
-def guest_problems(asked: Asked, hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
+def guest_problems(hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
     """Settings with which a guest could not leave or return, and limits set for a host that is not a guest."""
     guests = [host for host in hosts if host.settings.polite == politeness.GUEST]
     for host in hosts:
@@ -103,7 +102,7 @@ def guest_problems(asked: Asked, hosts: Sequence[Host], decided: Decided) -> Ite
     who = f"ddp_polite is guest on {named([host.name for host in guests])}"
     if not decided.ours:
         yield f"{who}, which needs the trainer of this collection (ddp_trainer_source: ours); use low."
-    elif not asked.run.resume:
+    elif not decided.run.resume:
         yield f"{who}, which needs ddp_resume, or the run would begin at the first step each time; use low."
     elif not decided.run.restarts:
         yield f"{who}, which needs keepers to leave and come back by; set ddp_restarts, 3 for instance, or use low."

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import Mapping, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 from .._contract.settings import Asked
 from .._contract.settings_table import AUTO
@@ -96,7 +96,7 @@ class HostShares(NamedTuple):
     """The batch split among the hosts, and each host's part of a shared head, with problems as sentences."""
 
     batch: SharedBatch
-    head_parts: Mapping[str, int]
+    head_parts: Sequence[int]
     problems: Sequence[str] = ()
 
 
@@ -165,8 +165,8 @@ def kept_shares(hosts: Sequence[Host]) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def shared_out(asked: Asked, hosts: Sequence[Host]) -> HostShares:
-    """Split the rows of a step and a shared head among the hosts, in their order."""
-    run = asked.run
+    """Split the rows of a step and a shared head among the hosts, in their order; equally if the batch cannot be split."""
+    run, world = asked.run, len(hosts)
     # Only our own trainer supports unequal shares.
     split = "equal" if run.batch_split == AUTO and run.trainer_source != "ours" else run.batch_split
     weights, problems = weights_of(split, hosts)
@@ -174,7 +174,7 @@ def shared_out(asked: Asked, hosts: Sequence[Host]) -> HostShares:
     try:
         batch = plan_batch(asked, weights, split == "equal", rows)
     except BatchError as error:
-        return HostShares(SharedBatch([], run.device_batch, run.total_batch), {}, [*problems, str(error)])
+        batch = SharedBatch([run.device_batch] * world, run.device_batch, run.total_batch)
+        return HostShares(batch, [1] * world, [*problems, str(error)])
     # Parts of the head are finer than rows.
-    of_head = zip(hosts, parts or head_weights(weights))
-    return HostShares(batch, {host.name: part for host, part in of_head}, problems)
+    return HostShares(batch, parts or head_weights(weights), problems)

@@ -107,6 +107,11 @@ class StepJob:
         chosen = choose_head(head, vocabulary, width, tokens, sync)
         return dataclasses.replace(self, sync=sync, head=chosen, head_open=head == AUTO)
 
+    def under(self, sync: str) -> StepJob:
+        """The same with another method, and with the head that goes with that: if the plan chooses, it depends on the bytes."""
+        is_fixed = sync == self.sync or not self.head_open or self.world < 2
+        return dataclasses.replace(self, sync=sync) if is_fixed else self.with_sync(sync, AUTO)
+
 
 def job_of(plan: Plan) -> StepJob:
     """The job of a plan."""
@@ -139,12 +144,11 @@ def largest_matrix_share(job: StepJob) -> float:
     return max(1 / max(1, job.world), 1 / (3 * max(1, job.model["depth"])))
 
 
-def bytes_sent(job: StepJob, sync: Optional[str] = None) -> BytesSent:
+def bytes_sent(job: StepJob) -> BytesSent:
     """Bytes of a step. A rank sends the embedding rows of its own tokens to every other rank, gradients of the layers' matrices
     to their owners, and updates of its own matrices to all. A ring carries everything else: almost every byte twice, and
     between two ranks once."""
     model, world = job.model, job.world
-    kind = sync or job.sync
     counts = model["parameters"]
     ring = 2 * (world - 1) / max(1, world)
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
@@ -152,9 +156,9 @@ def bytes_sent(job: StepJob, sync: Optional[str] = None) -> BytesSent:
     dense = counts["lm_head"] + counts["scalars"]
     most = largest_matrix_share(job)
     matrices = counts["transformer_matrices"] * (1 - most + (world - 1) * most)
-    way = WAYS[kind]
+    way = WAYS[job.sync]
     shared = 0
-    if head_of(job, kind) == "shared":
+    if job.head == "shared":
         dense -= counts["lm_head"]
         tokens = [rows * model["sequence"] for rows in job.rows]
         shared = most_bytes(tokens, model["n_embd"], way.hidden_bytes)
@@ -173,22 +177,15 @@ def messages_sent(job: StepJob) -> float:
     return matrices + (tables + blocks + 2) * (world - 1)
 
 
-def head_of(job: StepJob, kind: str) -> str:
-    """The head with this sync method: if the plan chooses, it depends on the bytes."""
-    fixed = kind == job.sync or not job.head_open or job.world < 2
-    return job.head if fixed else job.with_sync(kind, AUTO).head
-
-
-def predict(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], sync: Optional[str] = None) -> PredictedStep:
+def predict(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> PredictedStep:
     """A step of all hosts; speeds in their order."""
-    kind = sync or job.sync
     work = [rows / job.device_batch for rows in job.rows]
     if job.head_shares:
         # Parts of the head are finer than rows.
         of_head, parts = head_work(job.model), job.head_shares
         work = [(1 - of_head) * own + of_head * sum(work) * part / sum(parts) for own, part in zip(work, parts)]
     computing = [speed.pass_seconds * count for speed, count in zip(speeds, work)]
-    slowest, sent, waiting, late = max(computing), bytes_sent(job, kind), 0.0, 0.0
+    slowest, sent, waiting, late = max(computing), bytes_sent(job), 0.0, 0.0
     updates = [speed.optimizer(largest_matrix_share(job)) for speed in speeds]
     if link is not None and job.world > 1:
         # The rank with most rows is the last to begin its last pass.
@@ -228,7 +225,7 @@ def choose_sync(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> 
     there is nothing to choose, or the link is unknown."""
     if job.world < 2 or link is None or not job.sync_open:
         return None
-    steps = {kind: predict(job, speeds, link, kind).seconds for kind in WAYS if fits(kind, job.model["n_embd"])}
+    steps = {kind: predict(job.under(kind), speeds, link).seconds for kind in WAYS if fits(kind, job.model["n_embd"])}
     fastest = min(steps.values())
     return next(kind for kind, seconds in steps.items() if NEARLY_AS_FAST * seconds <= fastest)
 

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence, TypedDict
 
+from .._contract.document import value_at
 from .._contract.findings import Finding
 from .._contract.plan import Node, Plan
 from .peer_check import LinkTry
-from .peer_responder import Responder
 
 
 class HostTries(TypedDict):
     """A host's tests with the others; error: why it has none."""
 
-    responder: Responder | None
     is_held: bool
     links: list[LinkTry]
     error: str
@@ -40,10 +39,7 @@ class PreflightEvidence(NamedTuple):
 
     def fact(self, host: str, *keys: str) -> Any:
         """A fact of a host's probe, None if unknown."""
-        value: Any = self.probes.get(host) or {}
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
+        return value_at(self.probes.get(host), *keys)
 
     def node(self, host: str) -> Node:
         """A host's part of the plan."""

@@ -10,8 +10,8 @@ from typing import Any, Iterable, Mapping
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import ERROR, INFO, WARNING
 from .._contract.probe import PortHolder
+from .._plan.host_checks import port_held
 from .._plan.hosts import is_loopback
-from .._plan.others import port_held
 from .evidence import PreflightEvidence
 from .links import judge_links
 
@@ -33,10 +33,10 @@ LEVELS = (
 
 def judge(evidence: PreflightEvidence) -> list[Finding]:
     """All findings, the worst first, without duplicates."""
-    found: list[Finding] = list(from_plan(evidence))
+    found: list[Finding] = list(evidence.plan_findings)
     for host in (node["host"] for node in evidence.plan["nodes"]):
         # The plan's findings name a host that is down.
-        for look in (address_names, leftovers, load, limits, folder) if evidence.probes.get(host) else ():
+        for look in (address_names, load, limits, folder) if evidence.probes.get(host) else ():
             found += look(evidence, host)
     for compare in (held_port, cpus, software, data, all_reduce):
         found += compare(evidence)
@@ -50,15 +50,6 @@ def in_order(found: Iterable[Finding]) -> list[Finding]:
     for entry in found:
         unique.setdefault((entry["code"], entry["host"], entry["peer"], entry["seen"]), entry)
     return sorted(unique.values(), key=lambda entry: ORDER[entry["severity"]])
-
-
-def from_plan(evidence: PreflightEvidence) -> Iterable[Finding]:
-    """The plan's findings, except those examined more closely here."""
-    ours = {process["pid"] for host in evidence.probes for process in stale(evidence, host)}
-    for entry in evidence.plan_findings:
-        pids = set((entry.get("facts") or {}).get("pids") or [])
-        if entry["code"] != "other-training" or not pids or not pids <= ours:
-            yield entry
 
 
 # One host
@@ -84,23 +75,6 @@ def own_session(evidence: PreflightEvidence, host: str) -> Any:
     """This run's session in progress on a host."""
     session = evidence.fact(host, "run", "session") or {}
     return session.get("id") if session.get("ended") is None else None
-
-
-def stale(evidence: PreflightEvidence, host: str) -> list[Mapping[str, Any]]:
-    """Processes of this collection's other sessions that lost their parent."""
-    current = own_session(evidence, host)
-    user = evidence.fact(host, "host", "user")
-    return [
-        one
-        for one in evidence.fact(host, "processes") or []
-        if one.get("session") and one["session"] != current and one.get("parent") == 1 and one.get("user") == user
-    ]
-
-
-def leftovers(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
-    for process in stale(evidence, host)[:3] if first_here(evidence, host) else ():
-        seen = f"process {process['pid']} of {process['user']}: {process['command'][:100]}"
-        yield finding("stale-ranks", host, seen)
 
 
 def first_here(evidence: PreflightEvidence, host: str) -> bool:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from .._contract.findings import Finding, finding
 from .._contract.plan import Plan
 from .evidence import PreflightEvidence
-from .peer_check import LinkTry, PortTry, closed_ports
+from .peer_check import LinkTry, closed_ports
 
 SLOW_MBIT = 300.0
 LATE_MS = 5.0
@@ -25,62 +25,50 @@ WORDS = {
 }
 
 
-class Pair(NamedTuple):
-    """One direction between two hosts: `host` connects to `peer`."""
-
-    host: str
-    peer: str
-    link: LinkTry
-
-    @property
-    def closed(self) -> list[PortTry]:
-        return closed_ports(self.link)
-
-
-def judge_links(evidence: PreflightEvidence) -> list[Finding]:
-    """All findings from the tests."""
-    found: list[Finding] = []
+def judge_links(evidence: PreflightEvidence) -> Iterable[Finding]:
+    """All findings from the tests: of each host, and of its link to each peer."""
     for host, tried in evidence.tries.items():
         if tried["error"]:
-            found.append(finding("address-refused", host, tried["error"]))
+            yield finding("address-refused", host, tried["error"])
         for link in tried["links"]:
-            pair = Pair(host, link["host"], link)
-            found += ports(evidence, pair)
-            if len(pair.closed) < len(link["ports"]):
-                found += [*used_interface(evidence, pair), *rate_and_delay(pair)]
-    return found
+            yield from ports(evidence, host, link)
+            if len(closed_ports(link)) < len(link["ports"]):
+                yield from used_interface(evidence, host, link)
+                yield from rate_and_delay(host, link)
 
 
 # Ports
 
 
-def ports(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
+def ports(evidence: PreflightEvidence, host: str, link: LinkTry) -> Iterable[Finding]:
     """One direction's closed ports as one finding, with the firewall that can close them."""
-    if not pair.closed:
+    closed, peer = closed_ports(link), link["host"]
+    if not closed:
         return
-    seen = closed_text(pair)
-    firewall = evidence.firewalls.get(pair.peer) or {}
+    seen = closed_text(host, link)
+    firewall = evidence.firewalls.get(peer) or {}
     remedy: str | None = None
     if firewall.get("needs_root") and firewall.get("commands"):
-        code, remedy = "no-sudo", password_remedy(evidence, pair.peer, firewall["commands"])
-        seen += f"; {firewall['backend']} is active on {pair.peer}, and we are not root there"
+        code, remedy = "no-sudo", password_remedy(evidence, peer, firewall["commands"])
+        seen += f"; {firewall['backend']} is active on {peer}, and we are not root there"
     elif firewall.get("commands"):
-        seen += f"; {firewall['backend']} is active on {pair.peer}"
+        seen += f"; {firewall['backend']} is active on {peer}"
         if evidence.before_network and evidence.plan["manage_firewall"]:
             return  # the plan says that the network step opens it
-        code, remedy = "port-blocked", opening_remedy(evidence, pair.peer, firewall)
+        code, remedy = "port-blocked", opening_remedy(evidence, peer, firewall)
     else:
-        code = "peer-unreachable" if len(pair.closed) == len(pair.link["ports"]) else "port-blocked"
-        remedy = hidden_firewall_remedy(evidence, pair.peer, firewall) if firewall.get("if_closed") else None
-        seen += other_firewalls(evidence, pair, firewall)
-    yield finding(code, pair.peer, seen, pair.host, remedy=remedy)
+        code = "peer-unreachable" if len(closed) == len(link["ports"]) else "port-blocked"
+        remedy = hidden_firewall_remedy(evidence, peer, firewall) if firewall.get("if_closed") else None
+        seen += other_firewalls(evidence, host, link, firewall)
+    yield finding(code, peer, seen, host, remedy=remedy)
 
 
-def closed_text(pair: Pair) -> str:
+def closed_text(host: str, link: LinkTry) -> str:
     """The ports that are closed in one direction, and how they failed."""
-    how = sorted({WORDS.get(port["error"], port["words"] or port["error"]) for port in pair.closed})
-    names = ", ".join(str(port["port"]) for port in pair.closed)
-    return f"{pair.host} cannot connect to {pair.peer} ({pair.link['address']}) on port {names}: {' / '.join(how)}"
+    closed = closed_ports(link)
+    how = sorted({WORDS.get(port["error"], port["words"] or port["error"]) for port in closed})
+    names = ", ".join(str(port["port"]) for port in closed)
+    return f"{host} cannot connect to {link['host']} ({link['address']}) on port {names}: {' / '.join(how)}"
 
 
 def ways_to(
@@ -90,9 +78,10 @@ def ways_to(
     tried; `closed`: address and explanation of each that tried, where the firewall was opened to it."""
     address = {node["host"]: str(node["address"]) for node in plan["nodes"]}
     peers = next(node["peers"] for node in plan["nodes"] if node["host"] == host)
-    links = [(other, link) for other, tried in tries.items() if other != host for link in tried.get("links") or []]
-    pairs = [Pair(other, host, link) for other, link in links if link["address"] == address[host]]
-    found_open = {address[pair.host] for pair in pairs if pair.link["ports"] and not pair.closed}
+    links: list[tuple[str, LinkTry]] = [
+        (other, link) for other, tried in tries.items() for link in tried.get("links") or [] if link["host"] == host
+    ]
+    found_open = {address[other] for other, link in links if link["ports"] and not closed_ports(link)}
     known = firewall or {}
     opened = f", though {known['backend']} on {host} lets it in" if known.get("rules") else ""
     advice = "Rules that did not help were removed again. Remove the cause, then run the same command."
@@ -100,26 +89,26 @@ def ways_to(
         "unreached": [peer for peer in peers if peer not in found_open],
         "closed": [
             {
-                "address": address[pair.host],
-                "text": f"{closed_text(pair)}{opened}; {stopped_by(pair, known) or elsewhere(pair)}. {advice}",
+                "address": address[other],
+                "text": f"{closed_text(other, link)}{opened}; {stopped_by(other, link, known) or elsewhere(other)}. {advice}",
             }
-            for pair in pairs
-            if pair.closed
+            for other, link in links
+            if closed_ports(link)
         ],
     }
 
 
-def elsewhere(pair: Pair) -> str:
-    return f"an outgoing rule of {pair.host} or a router between them stops the packets"
+def elsewhere(host: str) -> str:
+    return f"an outgoing rule of {host} or a router between them stops the packets"
 
 
-def stopped_by(pair: Pair, firewall: Mapping[str, Any]) -> str:
+def stopped_by(host: str, link: LinkTry, firewall: Mapping[str, Any]) -> str:
     """A cause beside rules that we may change, if one is known."""
-    if any(port["error"] == "forbidden" for port in pair.closed):
-        return f"an outgoing firewall rule on {pair.host} forbids it"
+    if any(port["error"] == "forbidden" for port in link["ports"]):
+        return f"an outgoing firewall rule on {host} forbids it"
     if firewall.get("foreign"):
         chains = ", ".join(firewall["foreign"])
-        return f"chains of another program on {pair.peer}, which were left alone, can drop packets: {chains}"
+        return f"chains of another program on {link['host']}, which were left alone, can drop packets: {chains}"
     return ""
 
 
@@ -150,42 +139,42 @@ def opening_remedy(evidence: PreflightEvidence, host: str, firewall: Mapping[str
     return f"train.yml opens them automatically; to do only that now, add --tags network. By hand: {by_hand[0].lower()}{by_hand[1:]}"
 
 
-def other_firewalls(evidence: PreflightEvidence, pair: Pair, firewall: Mapping[str, Any]) -> str:
+def other_firewalls(evidence: PreflightEvidence, host: str, link: LinkTry, firewall: Mapping[str, Any]) -> str:
     """Known facts about what else stops the packets."""
-    known = stopped_by(pair, firewall)
-    if known:
+    peer = link["host"]
+    if known := stopped_by(host, link, firewall):
         return f"; {known}"
     if firewall.get("rules"):
-        return f"; {firewall['backend']} on {pair.peer} lets it in, so {elsewhere(pair)}"
+        return f"; {firewall['backend']} on {peer} lets it in, so {elsewhere(host)}"
     if firewall.get("if_closed"):
-        return f"; a firewall on {pair.peer} cannot be seen without root"
-    as_root = evidence.fact(pair.peer, "sudo") not in (None, "none")
+        return f"; a firewall on {peer} cannot be seen without root"
+    as_root = evidence.fact(peer, "sudo") not in (None, "none")
     if firewall.get("backend") == "none" and not firewall.get("needs_root") and as_root:
-        return f"; no firewall on {pair.peer} can drop it, so check the network between them"
+        return f"; no firewall on {peer} can drop it, so check the network between them"
     return ""
 
 
 # Routes
 
 
-def used_interface(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
+def used_interface(evidence: PreflightEvidence, host: str, link: LinkTry) -> Iterable[Finding]:
     """The interface that packets really use, compared with the plan's."""
-    name = pair.link.get("nic")
-    planned = evidence.node(pair.host)["nic"]
+    name = link.get("nic")
+    planned = evidence.node(host)["nic"]
     if not name or not planned or name == planned or name == "lo":
         return
-    kind = evidence.nic(pair.host, name).get("kind", "")
+    kind = evidence.nic(host, name).get("kind", "")
     code = {"overlay": "route-over-overlay", "bridge": "route-over-bridge"}.get(kind, "route-differs")
-    seen = f"packets from {pair.host} to {pair.peer} ({pair.link['address']}) leave by {name}{f' ({kind})' if kind else ''}"
-    yield finding(code, pair.host, f"{seen}, the plan's interface is {planned}", pair.peer)
+    seen = f"packets from {host} to {link['host']} ({link['address']}) leave by {name}{f' ({kind})' if kind else ''}"
+    yield finding(code, host, f"{seen}, the plan's interface is {planned}", link["host"])
 
 
-def rate_and_delay(pair: Pair) -> Iterable[Finding]:
+def rate_and_delay(host: str, link: LinkTry) -> Iterable[Finding]:
     """Rate and delay of one direction."""
-    rate, late = pair.link.get("bandwidth_mbit"), pair.link.get("latency_ms")
-    if pair.link.get("error"):
-        yield finding("link-unmeasured", pair.host, f"from {pair.host} to {pair.peer}: {pair.link['error']}", pair.peer)
+    rate, late, peer = link.get("bandwidth_mbit"), link.get("latency_ms"), link["host"]
+    if link.get("error"):
+        yield finding("link-unmeasured", host, f"from {host} to {peer}: {link['error']}", peer)
     if rate and rate < SLOW_MBIT:
-        yield finding("link-slow", pair.host, f"from {pair.host} to {pair.peer}: {rate:.0f} Mbit/s", pair.peer)
+        yield finding("link-slow", host, f"from {host} to {peer}: {rate:.0f} Mbit/s", peer)
     if late and late > LATE_MS:
-        yield finding("link-slow", pair.host, f"from {pair.host} to {pair.peer} and back: {late:.1f} ms", pair.peer)
+        yield finding("link-slow", host, f"from {host} to {peer} and back: {late:.1f} ms", peer)

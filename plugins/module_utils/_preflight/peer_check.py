@@ -18,6 +18,8 @@ from .._kit import bare
 from .peer_responder import ANSWER, CHUNK, GREETING
 
 if TYPE_CHECKING:
+    from typing import NotRequired
+
     from .._contract.decode import Duration, Rate
 
 PINGS = 15
@@ -54,13 +56,10 @@ class PortTry(TypedDict):
     words: str  # of the system; dropped: no answer in time, stranger: the port is open, but another program answers
 
 
-class _PeerName(TypedDict, total=False):
-    host: str  # the peer's name, which the controller adds
-
-
-class LinkTry(_PeerName):
+class LinkTry(TypedDict):
     """One peer: its ports and measurements; None if not measurable."""
 
+    host: NotRequired[str]  # the peer's name, which the controller adds
     address: str
     ports: list[PortTry]
     latency_ms: Duration | None  # median round trip
@@ -186,17 +185,6 @@ def usable_port(link: LinkTry) -> int | None:
     return next((port["port"] for port in link["ports"] if not port["error"]), None)
 
 
-def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, timeout: float) -> None:
-    """Add the rate, where the link is open."""
-    port = usable_port(link)
-    if port is None or link["latency_ms"] is None:
-        return
-    try:
-        link["bandwidth_mbit"] = both_ways(source, peer, port, timeout)
-    except OSError as error:
-        link["error"] = f"bulk data: {error.strerror or error}"
-
-
 def peer_check(
     address: str, peers: Sequence[Mapping[str, Any]], timeout: float = 3.0, rates: bool = True
 ) -> dict[str, list[LinkTry]]:
@@ -205,9 +193,14 @@ def peer_check(
     end = time.monotonic() + DEADLINE
     with ThreadPoolExecutor(max_workers=16) as pool:
         links = list(pool.map(lambda peer: check_peer(address, peer, timeout), checked))
-    for peer, link in zip(checked, links):
-        if rates and time.monotonic() < end:
-            measure_rate(address, peer, link, timeout)
-        elif rates and not link["error"]:
-            link["error"] = f"bulk data: the time limit of {DEADLINE:g} s for all peers was reached"
+    for peer, link in zip(checked, links if rates else []):
+        port = usable_port(link)
+        if port is None or link["error"]:
+            continue
+        try:
+            if time.monotonic() > end:
+                raise TimeoutError(f"the time limit of {DEADLINE:g} s for all peers was reached")
+            link["bandwidth_mbit"] = both_ways(address, peer, port, timeout)
+        except OSError as error:
+            link["error"] = f"bulk data: {error.strerror or error}"
     return {"links": links}

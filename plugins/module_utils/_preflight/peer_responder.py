@@ -32,6 +32,7 @@ GREETING = "NANOCHAT-DDP-CHECK"
 ANSWER = b"OK\n"
 CHUNK = 1 << 16
 PATIENCE = 10.0  # seconds that a connection may be idle
+DATA_PORTS = 3  # of the range that are tried
 LINE = 200  # maximum bytes of a request
 UNUSED = 8.0  # seconds without a client after which nobody tests here any more
 
@@ -58,7 +59,7 @@ class Started(TypedDict):
 
 
 def start_responder(
-    address: str, rendezvous_port: int, others: Sequence[int], low: int, high: int, seconds: int, data_count: int = 3
+    address: str, rendezvous_port: int, others: Sequence[int], low: int, high: int, seconds: int
 ) -> Started:
     """Start answering at an address for so many seconds, on the rendezvous port (0 if this host is not the master), others where the
     job will listen, such as the keeper's port, and some of the data ports from low to high.
@@ -73,10 +74,9 @@ def start_responder(
         is_held = bool(rendezvous_port) and not sockets
         for port in others:
             sockets += _try_bind(address, port)
-        wanted = len(sockets) + data_count
+        wanted = len(sockets) + DATA_PORTS
         # Both ends of the range and random ports between them, more than needed because some may be taken.
-        ends = [low, high] if data_count > 1 else []
-        for port in dict.fromkeys([*ends, *(random.randint(low, high) for dummy in range(data_count * 20))]):
+        for port in dict.fromkeys([low, high, *(random.randint(low, high) for dummy in range(60))]):
             if len(sockets) < wanted and port not in (rendezvous_port, *others):
                 sockets += _try_bind(address, port)
     except PeerCheckError as error:

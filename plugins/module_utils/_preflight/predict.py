@@ -1,11 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Predicts the speed of one host and of all, from each host's measured step and the measured links. Pure functions.
-
-The figures are estimates from a simple model: a rank computes its rows, gradients are sent partly meanwhile,
-and the step ends when the slowest rank and the slowest link are done.
-"""
+"""Predicts the speed of one host and of all, from measured steps and links, by the model of _plan/step_model.py. Pure functions."""
 
 from __future__ import annotations
 
@@ -64,8 +60,7 @@ def outlook(
     """The prediction: one host compared with all. `products`: tokens per second of all hosts for each precision that was tried;
     `began`: whether the run has begun before."""
     job, training, link = job_of(plan), plan["training"], link_of([speed.host for speed in speeds])
-    rows = [dict(zip(job.hosts, job.rows))[speed.host] for speed in speeds]
-    passes = sum(rows) / job.device_batch
+    passes = sum(job.rows) / job.device_batch
     best = min(speeds, key=lambda speed: speed.alone(passes))
     alone = training["total_batch"] / best.alone(passes)
     together, best_sync = predict(job, speeds, link), choose_sync(job, speeds, link)
@@ -83,9 +78,9 @@ def outlook(
         "latency_ms": link.latency_ms if link else None,
         "hosts": {
             speed.host: {"tokens_per_second": round(training["total_batch"] / speed.alone(passes), 1), "rows": share}
-            for speed, share in zip(speeds, rows)
+            for speed, share in zip(speeds, job.rows)
         },
-        "without": without_each(plan, speeds, link_of, rows),
+        "without": without_each(plan, job, speeds, link_of),
         "ways": ways(job, speeds, link),
         "auto_sync": best_sync,
         "batch": larger_batch(job, speeds, link, best_sync),
@@ -95,20 +90,19 @@ def outlook(
     }
 
 
-def without_each(plan: Plan, speeds: Sequence[Speed], link_of: LinkOf, rows: Sequence[int]) -> Dict[str, float]:
+def without_each(plan: Plan, job: StepJob, speeds: Sequence[Speed], link_of: LinkOf) -> Dict[str, float]:
     """Tokens per second of the others with all rows of a step, without each host, if known."""
-    job, training = job_of(plan), plan["training"]
-    follow = training.get("batch_split") in ("auto", "speed")
+    follow = plan["training"].get("batch_split") in ("auto", "speed")
     places = [node.get("address") for node in plan["nodes"]]
     found: Dict[str, float] = {}
     for gone, place in zip(speeds, places):
-        stay = {speed: share for speed, share in zip(speeds, rows) if speed is not gone}
+        stay = {speed: share for speed, share in zip(speeds, job.rows) if speed is not gone}
         link = link_of([speed.host for speed in stay])
         weights = [1.0 / speed.pass_seconds if follow else float(share) for speed, share in stay.items()]
         # Without one of two nodes on a machine the other would have its processors, which no measurement covers.
         is_known = places.count(place) < 2 and (link or len(stay) == 1)
         if is_known and all(weight > 0 for weight in weights):
-            shares = share_rows(sum(rows), weights)
+            shares = share_rows(sum(job.rows), weights)
             hosts = tuple(speed.host for speed in stay)
             part = dataclasses.replace(job, hosts=hosts, rows=tuple(shares), head_shares=())
             found[gone.host] = round(predict(part, list(stay), link).tokens_per_second, 1)
@@ -119,7 +113,7 @@ def ways(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> Dict[st
     """The speed of each ddp_sync method over this link; empty if there is no choice."""
     if job.world < 2 or link is None:
         return {}
-    steps = {kind: predict(job, speeds, link, kind) for kind in WAYS}
+    steps = {kind: predict(job.under(kind), speeds, link) for kind in WAYS}
     return {
         kind: {"bytes_sent": step.bytes_sent, "tokens_per_second": round(step.tokens_per_second, 1)}
         for kind, step in steps.items()
@@ -132,8 +126,8 @@ def larger_batch(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], sy
 
     def slowdown(times: int) -> float:
         rows = tuple(times * one for one in job.rows)
-        larger = dataclasses.replace(job, rows=rows, total_batch=times * job.total_batch)
-        return predict(larger, speeds, link, sync).seconds / predict(larger, speeds, None, sync).seconds
+        larger = dataclasses.replace(job, rows=rows, total_batch=times * job.total_batch).under(sync or job.sync)
+        return predict(larger, speeds, link).seconds / predict(larger, speeds, None).seconds
 
     if slowdown(1) < SLOWED:
         return None
@@ -245,15 +239,14 @@ def why_products(plan: Plan, predicted: Outlook) -> List[str]:
     return [f"  ddp_matmul auto is {taken}: {because}"]
 
 
-def difference(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]]) -> str:
-    """How much the run differs from the prediction, or why that says nothing."""
+def difference(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]], speed: float) -> str:
+    """How much the run's speed differs from the prediction, or why that says nothing."""
     busy = [host for host, run in happened.items() if (run.get("load") or 0.0) > BUSY_LOAD]
     whens = {"during the rehearsal": predicted.get("busy"), "while it trained": busy}
     said = [f"{' and '.join(hosts)} had other work {when}" for when, hosts in whens.items() if hosts]
     if said:
         return f"; not comparable, because {' and '.join(said)}"
-    speeds = [run["tokens_per_second_mean"] for run in happened.values() if run.get("tokens_per_second_mean")]
-    return f" ({min(speeds) / predicted['tokens_per_second'] - 1:+.0%})"
+    return f" ({speed / predicted['tokens_per_second'] - 1:+.0%})"
 
 
 def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]]) -> str:
@@ -262,7 +255,7 @@ def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]
     if not speeds or not predicted.get("tokens_per_second"):
         return ""
     speed, expected = min(speeds), predicted["tokens_per_second"]
-    lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)}{difference(predicted, happened)}"]
+    lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)}{difference(predicted, happened, speed)}"]
     rows = []
     for host, run in happened.items():
         waited, made = run["wait_seconds"], run["steps_counted"]

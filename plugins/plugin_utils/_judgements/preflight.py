@@ -156,7 +156,6 @@ def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> HostTr
     ]
     error = answering.get("error") or next(iter(failed), "")
     return {
-        "responder": answering.get("responder"),
         "is_held": bool(answering.get("is_held")),
         "links": links.get("links") or [],
         "error": error,

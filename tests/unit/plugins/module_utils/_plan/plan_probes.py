@@ -48,7 +48,7 @@ def probe(
 ) -> dict[str, Any]:
     """A healthy machine of its own; changes replace whole parts."""
     base = f"/home/{user}/nanochat-ddp"
-    facts = desktop(nics=[LOOPBACK, *nics], routes=routes, base_dir=base, venv_dir=f"{base}/venv", **changes)
+    facts = desktop(nics=[LOOPBACK, *nics], routes=routes, base_dir=base, **changes)
     own = {"hostname": name, "boot_id": f"boot-{name}", "user": user, "home": f"/home/{user}"}
     return {**facts, "host": {**facts["host"], **own, **changes.get("host", {})}}
 

@@ -22,7 +22,6 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 NOW = time.mktime((2026, 11, 24, 23, 0, 0, 0, 0, -1))
 HOUR = 3600
-VENV = {"venv": {"torch": "2.13.0"}}
 KEPT = {
     "exists": True,
     "session": None,

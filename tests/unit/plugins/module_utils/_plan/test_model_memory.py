@@ -11,7 +11,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size imp
 
 D4 = ModelConfig.from_depth(4, 64, 64, 512, 32768)
 D8 = ModelConfig.from_depth(8, 64, 128, 1024, 32768)
-D12 = ModelConfig.from_depth(12, 64, 128, 2048, 32768)
 
 
 @pytest.mark.parametrize("sync", ["int8", "int4"])

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import functools
 import json
+from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import believed_plans
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import undamaged
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import plan_text
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     GIGA,
     hosts,
+    lan,
     one_machine,
     planned,
     refusal,
@@ -52,17 +55,6 @@ def test_a_login_does_not_change_a_run_that_goes_on():
         assert planned(two={**seen, "run": run})["nodes"][1]["env"]["NANOCHAT_POLITE"] == polite
 
 
-@pytest.mark.parametrize(
-    ("run", "words"),
-    [
-        ({}, "which needs keepers to leave and come back by; set ddp_restarts"),
-        ({"ddp_restarts": 3, "ddp_resume": False}, "which needs ddp_resume"),
-    ],
-)
-def test_a_guest_that_could_not_leave_is_refused(run, words):
-    assert f"ddp_polite is guest on laptop, {words}" in " ".join(refusal(hosts(run, two={"ddp_polite": "guest"})))
-
-
 def test_no_host_widens_what_the_others_open():
     wide = {"ephemeral": {"low": 1, "high": 65535}}
     plan = planned(two=wide)
@@ -84,3 +76,56 @@ def test_a_plan_of_ours_is_believed_when_a_host_brings_it_back(run, machines):
     plan = json.loads(json.dumps(make_plan(machines(run), tolerant=True).plan))
     assert believed_plans([plan], [node["host"] for node in plan["nodes"]]) == [plan]
     assert believed_plans([plan], ["elsewhere"]) == []
+
+
+BEGUN = {"rows": {}, "sync": "int8", "checkpoints": [5]}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ddp_timeout": 3},
+        {"ddp_head_dim": 63},
+        {"ddp_total_batch": 2500},
+        {"ddp_restarts": 1, "ddp_keeper_port": 29500},
+    ],
+)
+def test_a_refusal_names_what_the_user_wrote_and_not_what_was_kept(wrong):
+    """int8, kept from the resumed run, cannot send a model 264 wide."""
+    settings = {"ddp_head_dim": 24}
+    begun = make_plan(hosts(settings, {"run": BEGUN}, {"run": BEGUN}))
+    assert begun.plan["training"]["sync"] == "exact"
+    said = " ".join(refusal(hosts({**settings, **wrong}, {"run": BEGUN}, {"run": BEGUN})))
+    assert "ddp_sync" not in said and "int8" not in said
+
+
+def rows(known: list[dict[str, Any]], **measured: dict[str, Any]) -> list[int]:
+    return make_plan(known, measured=measured).plan["training"]["rows"]
+
+
+def test_a_second_plan_goes_by_what_the_rehearsal_measured_and_changes_no_fact():
+    known = hosts({"ddp_batch_split": "auto"})
+    fast, slow = ({"tokens_per_second": speed} for speed in (900.0, 300.0))
+    assert rows(known) == [2, 2]
+    assert rows(known, desktop=fast, laptop=slow) == [3, 1]
+    # It wins over an earlier measurement that a host kept.
+    known[0]["probe"]["measured"], known[1]["probe"]["measured"] = slow, fast
+    assert rows(known, desktop=fast, laptop=slow) == [3, 1]
+
+
+@pytest.mark.parametrize(("count", "least"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_half_of_the_hosts_of_a_real_run_may_be_away_and_come_back_after_a_reboot(count, least):
+    plan = make_plan(lan(count, {"ddp_profile": "real"})).plan
+    assert plan["keeper"] == {"restarts": 3, "min_hosts": least, "grace_seconds": 30, "survive_reboot": True}
+    assert f"any {count - least} of {count} hosts may be away; losing one repeats" in render(plan) or count < 3
+
+
+@pytest.mark.parametrize(
+    "settings", [{"ddp_restarts": 0}, {"ddp_resume": False}, {"ddp_trainer_source": "/home/me/nanochat"}]
+)
+def test_without_keepers_a_real_run_needs_all_its_hosts(settings):
+    outcome = make_plan(hosts({"ddp_profile": "real", **settings}), tolerant=True)
+    assert "keeper" not in outcome.plan
+    repeats = "up to 250 steps or 10 minutes" if outcome.plan["training"]["save_minutes"] else "up to 250 steps"
+    repeats = repeats if outcome.plan["training"]["resume"] else "all steps"
+    assert f"no host may be away: the run ends; a restart repeats {repeats}\n" in render(outcome.plan)

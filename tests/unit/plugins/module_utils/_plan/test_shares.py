@@ -147,18 +147,6 @@ def told(total=None, device=None, sequence=512, rows=4, most=2):
     return dataclasses.replace(BASE, run=run, given=frozenset(name for name, value in wrote.items() if value))
 
 
-SMOKE = told()
-
-
-@pytest.mark.parametrize(
-    ("speeds", "rows", "device"),
-    [([3, 1], [3, 1], 3), ([1, 1], [2, 2], 2), ([2, 1], [3, 1], 3), ([4, 2, 1], [4, 1, 1], 4), ([1, 1.5], [2, 2], 2)],
-)
-def test_field_34_rows_are_shared_out_by_speed_and_each_share_goes_through_in_one_pass(speeds, rows, device):
-    found = plan_batch(SMOKE, [float(one) for one in speeds])
-    assert (found.rows, found.device_batch) == (rows, device)
-
-
 @given(
     sequence=st.sampled_from([128, 512, 1024]),
     wanted=st.integers(1, 64),

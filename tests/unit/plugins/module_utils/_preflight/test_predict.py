@@ -52,7 +52,8 @@ def speeds(*pass_seconds: float) -> list[Speed]:
 
 def step_of(document: dict[str, Any], each: list[Speed], link: Link | None, kind: str | None = None) -> PredictedStep:
     """A step with the plan's rows."""
-    return step_model.predict(job_of(document), each, link, kind)
+    job = job_of(document)
+    return step_model.predict(job.under(kind or job.sync), each, link)
 
 
 def megabytes_sent(document: dict[str, Any]) -> float:
@@ -92,19 +93,6 @@ def test_field_16_a_step_is_expected_as_it_was_measured(shape, one, mbit, measur
     for kind, seconds in measured_seconds.items():
         step = step_of(plan(shape, kind), [one._replace(host=host) for host in HOSTS], link)
         assert step.seconds == pytest.approx(seconds, rel=0.1), kind
-
-
-def seconds_of(rows: int, mbit: float | None, head: str = "whole", sync: str = "exact") -> float:
-    """A step of two hosts with so many rows each, in passes of two that take a second."""
-    link = Link(mbit, 0.0) if mbit else None
-    return step_of(plan(D4, sync, (rows, rows), head=head), speeds(1.0, 1.0), link).seconds
-
-
-@pytest.mark.parametrize(("rows", "last_pass"), [(2, 1.0), (8, 1.0), (7, 3.5 / 4)])
-def test_the_last_pass_and_the_optimizer_hide_the_gradients_and_no_other_pass_does(rows, last_pass):
-    sent = megabytes_sent(plan(rows=(rows, rows)))
-    wire, hidden = sent * 8 / (20 * step_model.WIRE_SHARE), step_model.HIDDEN_SHARE * (last_pass + 0.02 + 0.1 / 2)
-    assert seconds_of(rows, 20.0) - seconds_of(rows, None) == pytest.approx(wire - hidden)
 
 
 def test_half_of_small_matrices_take_two_hosts_more_than_half_of_the_time():
@@ -247,20 +235,13 @@ def test_each_message_of_a_step_costs_both_ends_time_that_nothing_hides(shape, w
     assert late.seconds - plain.seconds == pytest.approx(messages * step_model.MESSAGE_COST * 0.05e-3)
 
 
-@pytest.mark.parametrize("kind", ["exact", "int8"])
-def test_what_a_link_takes_to_answer_is_never_hidden(kind):
-    document, both = plan(rows=(8, 8)), speeds(0.3, 0.3)
-    near, far = (step_of(document, both, Link(1000.0, late), kind) for late in (0.0, 10.0))
-    assert far.seconds - near.seconds == pytest.approx(step_model.ROUNDS * 0.01)
-
-
 def test_the_head_is_shared_out_or_not_with_each_way_by_itself():
     document = auto(plan(rows=(24, 24)))
     document["training"]["head"] = "whole"
     heads = {"exact": "whole", "bf16": "shared", "int8": "whole", "int4": "whole"}
-    assert {way: step_model.head_of(job_of(document), way) for way in heads} == heads
+    assert {way: job_of(document).under(way).head for way in heads} == heads
     document["training"]["head_open"] = False
-    assert step_model.head_of(job_of(document), "bf16") == "whole"
+    assert job_of(document).under("bf16").head == "whole"
 
 
 def test_a_measured_step_is_kept_with_its_link_and_model():
@@ -282,8 +263,7 @@ CABLE, RADIO = Link(940.0, 0.2), Link(25.0, 4.0)
 def without(rows: dict[str, int], each: list[Speed], radio: str = "") -> dict[str, float]:
     """The others' speed without each host, in a home where some are on Wi-Fi."""
     document = plan(rows=tuple(rows.values()), hosts=list(rows), batch_split="auto", head="whole")
-    shared = [int(share) for share in rows.values()]
-    return predict.without_each(document, each, lambda hosts: RADIO if {*hosts} & {*radio} else CABLE, shared)
+    return predict.without_each(document, job_of(document), each, lambda hosts: RADIO if {*hosts} & {*radio} else CABLE)
 
 
 def speeds_of(**seconds: float) -> list[Speed]:

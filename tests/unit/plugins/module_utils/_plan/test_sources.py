@@ -95,13 +95,6 @@ def test_what_a_folder_holds(tmp_path):
     assert of(tmp_path / "none") == ("absent", 0, False, False)
 
 
-def test_where_something_can_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    assert sources.is_writable(str(tmp_path / "a/b"))
-    assert not sources.is_writable(str(tmp_path / "file"))
-    assert not sources.is_writable(str(tmp_path / "file/below"))
-
-
 def test_what_is_at_the_place_of_the_environment(tmp_path):
     files = {"ours": run_folder.VENV_STAMP, "half": run_folder.VENV_MARK, "foreign": "pyvenv.cfg", "other": "x"}
     for name, file in files.items():
