@@ -127,30 +127,32 @@ class RunFolders:
             session = {"id": name, "session": name, "argv": node["argv"], "boot_id": boot_id(), "started": -600, "log_begin": 0,
                        "pid": None, "pid_start": None, "child_pid": None, "ended": None, "exit_code": None, "signal": None}  # fmt: skip
             self._json(folder / "session.json", {**session, **self._alive(host, node, name), **host["session"]})
-        beat = {
+        if "heartbeat" in host and not host.get("alive"):
+            self._json(folder / f"heartbeat-rank{rank}.json", {"pid": None, **self._beat(host, rank)})
+
+    def _beat(self, host: Case, rank: int) -> dict[str, Any]:
+        return {
             "rank": rank,
             "world": self.plan["world"],
             "steps": 100,
             "collective": None,
             **host.get("heartbeat", {}),
         }
-        if "heartbeat" in host and not host.get("alive"):
-            self._json(folder / f"heartbeat-rank{rank}.json", {"pid": None, **beat})
 
     def _alive(self, host: Case, node: Case, name: str) -> dict[str, Any]:
         """Start the process of a rank that lives, and wait for its first heartbeat."""
         if not host.get("alive"):
             return {}
         folder, rank = Path(node["run_dir"]), node["rank"]
-        beat = {
-            "rank": rank,
-            "world": self.plan["world"],
-            "steps": 100,
-            "collective": None,
-            **host.get("heartbeat", {}),
-        }
         environment = {**os.environ, "NANOCHAT_DDP_SESSION": name, "NANOCHAT_BASE_DIR": str(folder), "RANK": str(rank)}
-        argv = [sys.executable, "-S", __file__, str(folder), json.dumps(at(self.now, beat)), host["alive"]]
+        argv = [
+            sys.executable,
+            "-S",
+            __file__,
+            str(folder),
+            json.dumps(at(self.now, self._beat(host, rank))),
+            host["alive"],
+        ]
         process = subprocess.Popen(argv, env=environment)
         self.processes.append(process)
         deadline = time.monotonic() + 30

@@ -23,14 +23,18 @@ def plays():
                 yield path.name, play
 
 
+def within(items):
+    """All tasks of a file or play, those of blocks as well."""
+    for item in items:
+        yield item
+        for part in ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks"):
+            yield from within(item.get(part) or [])
+
+
 def tasks():
-    """Every task of every role, those of blocks as well."""
+    """Every task of every role."""
     for path in sorted((ROOT / "roles").glob("*/tasks/*.yml")):
-        waiting = list(yaml.safe_load(path.read_text()))
-        while waiting:
-            task = waiting.pop()
-            for part in ("block", "rescue", "always"):
-                waiting += task.get(part, [])
+        for task in within(yaml.safe_load(path.read_text())):
             yield str(path.relative_to(ROOT)), task
 
 
@@ -55,6 +59,17 @@ def test_field_41_looks_at_hosts_that_may_be_frozen_have_a_limit():
 def test_no_ansible_cfg_can_make_hosts_run_ahead_of_each_other():
     """With `strategy = free` a play reads other hosts' results before they exist, and stops or removes before all are asked."""
     assert {name for name, play in plays() if play.get("strategy") != "ansible.builtin.linear"} == set()
+
+
+def test_a_host_that_gives_no_answer_does_not_end_the_others_without_a_word():
+    """In a play with any_errors_fatal Ansible marks every host as failed when one is unreachable, also where ignore_unreachable says that
+    this is no error, and prints nothing. Only any_errors_fatal or ignore_errors of the task itself keep it from that.
+    """
+    fatal = [(name, task) for name, play in plays() if play.get("any_errors_fatal") for task in within([play])]
+    ignoring = [(place, task) for place, task in [*fatal, *tasks()] if task.get("ignore_unreachable")]
+    assert ignoring
+    for place, task in ignoring:
+        assert task.get("any_errors_fatal") is False or task.get("ignore_errors") is True, (place, task["name"])
 
 
 def test_no_play_makes_everything_root():

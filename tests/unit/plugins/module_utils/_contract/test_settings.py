@@ -42,15 +42,6 @@ def test_words_of_the_command_line_become_numbers_and_truths():
     assert (run.extra_args, run.data_paths) == (("--warmup-steps=5",), ("/srv/x", "/y"))
 
 
-def test_all_is_told_at_once_what_is_wrong_everywhere_once_and_what_is_wrong_on_one_host_with_its_name():
-    assert len(refusal({"ddp_depth": "{where} {0} {", "ddp_sink": 1, "ddp_port": "x"})) == 3
-    assert refusal({"ddp_depth": 0}, {"ddp_depth": 0}) == [
-        "ddp_depth is 0 on every host; it must be an integer of at least 1."
-    ]
-    problems = refusal({}, {"ddp_threads": "four"}, {})
-    assert problems == ['ddp_threads is "four" on laptop; it must be an integer of at least 1.']
-
-
 GONE = "is no longer a setting: "
 
 
