@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import json
 import os
 import re
@@ -149,7 +148,7 @@ _NODE = (
     "rank address nic rows head_share accumulation threads cores python base_dir data_dir session keeper_port data_ports open_ports"
     " peers guest env env_secret"
 )
-_PLAN = "run world master data_ports narrow_ports manage_firewall timeout_seconds keeper stage"
+_PLAN = "run world master data_ports manage_firewall timeout_seconds keeper stage"
 _TRAINING = (
     "profile total_batch device_batch batch_split rows iterations tokens sync head timed matmul eval_every eval_tokens sample_every"
     " save_every save_minutes keep_checkpoints resume tracker"
@@ -224,42 +223,15 @@ _REGISTERED = {
 
 
 def evidence_of(case: Case, plan: Case) -> dict[str, Any]:
-    """The results that the tasks of preflight would leave on each host."""
-    seen = changed(given("evidence"), case.get("evidence", {}))
-    if "is_held" in seen["desktop"]["answering"]:
-        return evidence_of_today(seen, plan)
-    for host, pieces in seen.items():
-        if "gloo" in pieces:
-            pieces["gloo"] = {"stdout": json.dumps(pieces["gloo"]), "rc": 0}
-        measured, steps = pieces.pop("measured", None), pieces.pop("step", {}).get("results")
-        if measured is not None:
-            error = json.loads(steps[0]["stdout"])["error"] if steps else ""
-            pieces["step"] = {"measured": measured, "error": error}
-        manifest, files = pieces.pop("manifest", "no answer"), pieces.pop("files", {})
-        if manifest != "no answer":
-            digest = hashlib.sha256(manifest.encode()).hexdigest()[:12]
-            pieces["data"] = [{"id": plan["data"]["id"], "digest": digest, "lacking": files.get("moved", [])}]
-        for piece in [name for name, value in pieces.items() if value == "no answer"]:
-            del pieces[piece]
-        if "answering" in pieces:
-            pieces["answering"]["is_held"] = bool(pieces["answering"].pop("holders"))
-        for link in pieces.get("links", {}).get("links", []):
-            link["host"] = next(other for other in seen if other != host)
-            # The rate is that while both send.
-            if link["bandwidth_mbit"]:
-                link["bandwidth_mbit"] = min(link["bandwidth_mbit"], link["duplex_mbit"])
-    return seen
-
-
-def evidence_of_today(seen: dict[str, Any], plan: Case) -> dict[str, Any]:
     """The results that the tasks of preflight would leave on each host, but for those with "no answer"."""
+    seen = changed(given("evidence"), case.get("evidence", {}))
     for host, pieces in seen.items():
         seen[host] = pieces = {name: piece for name, piece in pieces.items() if piece != "no answer"}
         if "gloo" in pieces:
             pieces["gloo"] = {"stdout": json.dumps(pieces["gloo"]), "rc": 0}
         if "data" in pieces:
             pieces["data"] = [{"id": plan["data"]["id"], **pieces["data"]}]
-    return seen
+    return dict(seen)
 
 
 def findings(cases: Cases) -> dict[str, Any]:
