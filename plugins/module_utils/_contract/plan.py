@@ -178,20 +178,13 @@ class ConversationFacts(Conversations):
     problems: List[str]
 
 
-class Results(TypedDict):
-    """The folder for results."""
-
-    path: str
-    writable: bool
-
-
 class Here(TypedDict, total=False):
     """The controller's answers to the plan."""
 
     folders: Dict[str, Folder]
     git: str  # why the repository cannot be cloned
     commits: Dict[str, str]  # of the clone and of its repository
-    results: Results
+    read_only: str  # the folder for results, if it cannot be written
     conversations: ConversationFacts
     held_out: ConversationFacts
 

@@ -202,7 +202,7 @@ def row_of(run: RunSettings, hosts: Sequence[Host]) -> Row:
     """Time and memory of a depth on these hosts."""
     model = describe(shape_of(run), run.aspect_ratio)
     speeds = {host.name: speed_at(host, model, run.device_batch) for host in hosts}
-    needed = memory(shape_of(run), run.device_batch)["total"]
+    needed = memory(shape_of(run), run.device_batch)
     room = [
         (host.fact("memory", "total") or 0) * MEMORY_SHARE / neighbours(host, hosts) for host in hosts if host.probe
     ]

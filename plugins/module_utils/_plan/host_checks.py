@@ -19,8 +19,7 @@ from .._contract.versions import MADE_PYTHON, VENV_BYTES
 from .._kit.ownership import WITHOUT_MODES
 from .._kit.processes import is_check
 from .._kit.words import NO_PYTHON, bytes_text, named, plain_reason
-from .hosts import Host, neighbours, same_machine, same_network_stack
-from .interpreters import made_python, pythons
+from .hosts import Host, made_python, neighbours, pythons, same_machine, same_network_stack
 
 ARCHITECTURES = ("x86_64", "aarch64")
 # Memory that the system needs to stay alive.

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hosts of a plan: their ranks, and the interface and address by which each is reached. Pure functions over probes."""
+"""The hosts of a plan: their ranks, their Pythons, and the interface and address by which each is reached. Pure functions over probes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from .._contract import validate
 from .._contract.document import value_at
 from .._contract.findings import Finding, finding
 from .._contract.politeness import LOW, OFF
-from .._contract.probe import Route
+from .._contract.probe import Python, Route
+from .._contract.run_folder import PYTHON_FOLDER, PYTHON_IN_FOLDER
 from .._contract.settings_table import AUTO, HostSettings
+from .._contract.versions import MADE_PYTHON, PYTHONS
 from .._kit.words import plural
 
 USABLE = ("wired", "wifi")
@@ -111,6 +113,52 @@ def same_machine(one: Host, other: Host) -> bool:
 def neighbours(host: Host, hosts: Sequence[Host]) -> int:
     """The number of nodes on this host's machine, including itself."""
     return max(1, sum(same_machine(host, other) for other in hosts))
+
+
+# A Python for each trainer environment, of one version on all hosts if possible
+
+
+def version_of(entry: Python) -> tuple[int, int]:
+    """Major and minor version of an interpreter of the probe."""
+    major, minor = str(entry["version"]).split(".")[:2]
+    return int(major), int(minor)
+
+
+def pythons(host: Host) -> list[Python]:
+    """The interpreters that are new enough."""
+    found: list[Python] = host.fact("python", "candidates") or []
+    return found
+
+
+def made_python(base: str) -> str:
+    """The interpreter to install below the base folder if there is none."""
+    return os.path.join(base, PYTHON_FOLDER, PYTHON_IN_FOLDER)
+
+
+def choose_python(host: Host, hosts: Sequence[Host], base: str, offline: bool) -> tuple[str | None, str | None]:
+    """(path, version): the configured one, or the host's best, or one to install; None if impossible or unknown."""
+    wanted = host.settings.python
+    if wanted:
+        path = home_expanded(wanted, host)
+        known = [version_of(entry) for entry in pythons(host) if entry["executable"] == path]
+        return path, "%d.%d" % known[0] if known else None
+    each = [{version_of(entry) for entry in pythons(other)} for other in hosts if other.probe]
+    common = set.intersection(*each) if each else set()
+    used = host.fact("python", "version")
+
+    def preference(entry: Python) -> tuple[bool, bool, bool, int]:
+        """One that all hosts have, packages surely exist for, and Ansible uses there."""
+        version = version_of(entry)
+        place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)
+        return version not in common, version not in PYTHONS, entry["version"] != used, place
+
+    best = min(pythons(host), key=preference, default=None)
+    if best:
+        return str(best["executable"]), "%d.%d" % version_of(best)
+    return (made_python(base), MADE_PYTHON) if host.probe and not offline else (None, None)
+
+
+# Interfaces and addresses
 
 
 class NetworkInterface(NamedTuple):

@@ -35,9 +35,9 @@ def head_work(model: Model) -> float:
 
 def memory(
     shape: ModelConfig, device_batch: int, sync: str = "exact", ours: bool = True, parts_of_head: int = 1
-) -> dict[str, int]:
-    """Bytes of one rank by purpose, an estimate for float32. A head in parts has only that of this rank trained here; its
-    weights, and its whole optimizer state during a save, are here anyway."""
+) -> int:
+    """Bytes of one rank, an estimate for float32. A head in parts has only that of this rank trained here; its weights, and its
+    whole optimizer state during a save, are here anyway."""
     counts = parameters(shape)
     tables = counts["wte"] + counts["value_embeds"]
     tokens = device_batch * shape.sequence_len
@@ -58,8 +58,7 @@ def memory(
         "feedback": FLOAT * (counts["lm_head"] - apart + counts["transformer_matrices"]) if packs(sync) else 0,
         "runtime": RUNTIME_BYTES,
     }
-    parts["total"] = sum(parts.values())
-    return parts
+    return sum(parts.values())
 
 
 def checkpoint_bytes(shape: ModelConfig, sync: str = "exact") -> int:

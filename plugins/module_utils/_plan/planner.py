@@ -25,7 +25,6 @@ from . import (
     command,
     data_set,
     host_checks,
-    interpreters,
     model_size,
     settings_checks,
     shares,
@@ -33,11 +32,12 @@ from . import (
     trainings,
 )
 from .decided import Decided, decide, decide_matmul
-from .hosts import Endpoint, EndpointChooser, Host, home_expanded, ranks
+from .hosts import Endpoint, EndpointChooser, Host, choose_python, home_expanded, ranks
 from .questions import controller_findings, controller_settings, is_git, read
 from .step_model import with_precision
 
 FORMAT = 1
+OLDEST_PYTHON = "3.10"  # that PyTorch runs on; hosts list none that is older
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
 EPHEMERAL = {"low": 32768, "high": 60999}
 
@@ -209,7 +209,7 @@ def trainer_of(decided: Decided, here: Here) -> Trainer:
         "url": urls[source],
         "torch": run.torch.partition("+")[0],
         "index": "default" if run.torch.endswith("+cuda") else "auto",
-        "python": ".".join(str(part) for part in interpreters.OLDEST_PYTHON),
+        "python": OLDEST_PYTHON,
         "packages": ["trainer", *(() if decided.ours else ["checkout"]), *compiler, *tracker],
         "offline": run.trainer_offline,
     }
@@ -223,7 +223,7 @@ def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan
     run, hosts, host = decided.run, decided.hosts, decided.hosts[rank]
     base = host.fact("base_dir") or home_expanded(host.settings.base_dir, host)
     own = endpoints[host.name]
-    python, version = interpreters.choose(host, hosts, base, run.trainer_offline)
+    python, version = choose_python(host, hosts, base, run.trainer_offline)
     peers = {one.address for name, one in endpoints.items() if name != host.name} - {None, own.address}
     run_dir = os.path.join(base, "runs", decided.name)
     rows, parts = decided.rows[rank], len(hosts) if run.head == "shared" else 1
@@ -249,7 +249,7 @@ def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // run.device_batch),
-        "memory_bytes": model_size.memory(decided.shape, run.device_batch, run.sync, decided.ours, parts)["total"],
+        "memory_bytes": model_size.memory(decided.shape, run.device_batch, run.sync, decided.ours, parts),
         "disk_bytes": disk_bytes(decided),
         "checkpoint_bytes": model_size.checkpoint_bytes(decided.shape, run.sync),
         "peers": sorted(peer for peer in peers if peer is not None),

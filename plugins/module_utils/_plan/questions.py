@@ -74,9 +74,8 @@ def controller_findings(run: RunSettings, planned: Trainer, here: Here) -> Itera
     """Problems with the trainer's source and the results that a start would meet only later, and the trainer's commit."""
     yield from trainer_source(run, planned, here)
     yield from trainer_commit(run.trainer_source, here)
-    facts = here.get("results")
-    if facts and not facts["writable"]:
-        where = f"which is not writable on the controller ({facts['path']})"
+    if folder := here.get("read_only"):
+        where = f"which is not writable on the controller ({folder})"
         yield finding("results-read-only", "", f"ddp_results_dir is {run.results_dir}, {where}")
 
 

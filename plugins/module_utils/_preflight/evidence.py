@@ -45,10 +45,6 @@ class PreflightEvidence(NamedTuple):
         """A host's part of the plan."""
         return next(node for node in self.plan["nodes"] if node["host"] == host)
 
-    def nic(self, host: str, name: str | None) -> Mapping[str, Any]:
-        """A host's network interface; empty if unknown."""
-        return next((nic for nic in self.fact(host, "nics") or [] if nic["name"] == name), {})
-
     def links(self) -> Iterator[tuple[str, LinkTry]]:
         """Every tested direction: the host, and its link to a peer."""
         return ((host, link) for host, tried in self.tries.items() for link in tried["links"])

@@ -163,7 +163,7 @@ def used_interface(evidence: PreflightEvidence, host: str, link: LinkTry) -> Ite
     planned = evidence.node(host)["nic"]
     if not name or not planned or name == planned or name == "lo":
         return
-    kind = evidence.nic(host, name).get("kind", "")
+    kind = next((nic["kind"] for nic in evidence.fact(host, "nics") or [] if nic["name"] == name), "")
     code = {"overlay": "route-over-overlay", "bridge": "route-over-bridge"}.get(kind, "route-differs")
     seen = f"packets from {host} to {link['host']} ({link['address']}) leave by {name}{f' ({kind})' if kind else ''}"
     yield finding(code, host, f"{seen}, the plan's interface is {planned}", link["host"])

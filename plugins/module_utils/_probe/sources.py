@@ -119,5 +119,5 @@ def look(asked: ControllerQuestion, environment: Mapping[str, str]) -> Here:
         "folders": {path: folder_facts(path) for path in asked["folders"]},
         "git": there.problem,
         "commits": dict(there.commits),
-        "results": {"path": results, "writable": disk(os.path.abspath(results))["writable"]},
+        "read_only": "" if disk(os.path.abspath(results))["writable"] else results,
     }

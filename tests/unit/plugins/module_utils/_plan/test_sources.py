@@ -95,6 +95,19 @@ def test_what_a_folder_holds(tmp_path):
     assert of(tmp_path / "none") == ("absent", 0, False, False)
 
 
+def test_results_that_cannot_be_written_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    def here(folder: str) -> Any:
+        return sources.look(controller_questions(hosts({"ddp_results_dir": folder})), {"PWD": str(tmp_path)})
+
+    for folder in ("file", "file/below"):
+        (problem,) = refusal(hosts({"ddp_results_dir": folder}), here=here(folder))
+        said = f"ddp_results_dir is {folder}, which is not writable on the controller ({tmp_path}/{folder}); set"
+        assert problem.startswith(said)
+    assert here("a/b")["read_only"] == ""
+
+
 def test_what_is_at_the_place_of_the_environment(tmp_path):
     files = {"ours": run_folder.VENV_STAMP, "half": run_folder.VENV_MARK, "foreign": "pyvenv.cfg", "other": "x"}
     for name, file in files.items():
