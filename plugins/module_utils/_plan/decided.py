@@ -19,7 +19,7 @@ from .._rules.ways import WAYS, fits
 from . import stages
 from .hosts import Host
 from .model_size import describe, shape_of
-from .shares import FOLLOWING, HostShares
+from .shares import FOLLOWING, shared_out
 from .step_model import (
     NEARLY_AS_FAST,
     PRECISIONS,
@@ -50,6 +50,7 @@ class Decided:
     head_parts: Tuple[int, ...]  # weights of the parts of a shared head, by rank
     head_open: bool  # whether another ddp_sync may have another head
     rebalance: bool  # whether the shares follow the speeds while training
+    problems: Sequence[str]  # why the batch cannot be shared as asked
 
     @property
     def goes_on(self) -> bool:
@@ -87,9 +88,10 @@ def decide_restarts(asked: Asked) -> int:
     return asked.run.restarts if can or is_set(asked, "restarts") else 0
 
 
-def decide(asked: Asked, hosts: Sequence[Host], matmul: str, tried: Tuple[str, ...], shared: HostShares) -> Decided:
+def decide(asked: Asked, hosts: Sequence[Host], matmul: str, tried: Tuple[str, ...]) -> Decided:
     """All decisions for hosts in the order of their ranks."""
-    run, batch, world = asked.run, shared.batch, len(hosts)
+    run, world = asked.run, len(hosts)
+    batch, parts, problems = shared_out(asked, hosts)
     ours, restarts, shape = run.trainer_source == "ours", decide_restarts(asked), shape_of(asked.run)
     names, model = tuple(host.name for host in hosts), describe(shape, run.aspect_ratio)
     job = StepJob(names, tuple(batch.rows), model, batch.total_batch, batch.device_batch, run.sync == AUTO)
@@ -121,9 +123,10 @@ def decide(asked: Asked, hosts: Sequence[Host], matmul: str, tried: Tuple[str, .
         timed=bool(run.budget or run.finish_by) and "ddp_iterations" not in asked.given,
         matmul_tried=tried,
         rows=job.rows,
-        head_parts=tuple(shared.head_parts),
+        head_parts=tuple(parts),
         head_open=job.head_open,
         rebalance=ours and world > 1 and run.batch_split in FOLLOWING,
+        problems=problems,
     )
 
 

@@ -77,16 +77,15 @@ def make_plan(
         known.append(Host(name, asked.hosts[name], probe, error, reach, found, kept, login))
     order, of_ranks = ranks(known)
     known = sorted(known, key=lambda host: order.get(host.name, len(hosts)))
-    training = trainings.choose(known, stages.run_name(asked.run))
-    base = trainings.choose(known, stages.base_name(asked.run), "base_run")
+    held, held_of_base = trainings.held_by(known, "run"), trainings.held_by(known, "base_run")
+    training, base = next(iter(held), None), next(iter(held_of_base), None)
     matmul, tried = decide_matmul(asked, known)
     known = [host._replace(measured=with_precision(host.measured, matmul)) for host in known]
-    since = training.taken.begun if training.taken and not asked.run.fresh else 0
+    since = training.begun if training and not asked.run.fresh else 0
     asked, choice, late = budget.fit_model(asked, known, since, clock)
-    run, shared = asked.run, shares.shared_out(asked, known)
-    decided = decide(asked, known, matmul, tried, shared)
+    run, decided = asked.run, decide(asked, known, matmul, tried)
     refused = map(settings_checks.refused, [*late, *settings_checks.problems(decided)])
-    problems = [*refused, *of_ranks, *map(settings_checks.refused, shared.problems)]
+    problems = [*refused, *of_ranks, *map(settings_checks.refused, decided.problems)]
     chooser = EndpointChooser(known)
     plan = document(decided, chooser.endpoints(), here)
     findings = [
@@ -97,7 +96,8 @@ def make_plan(
         *stages.obstacles(run, known, plan, here),
         *([] if run.fresh else host_checks.lost_checkpoints(known, plan)),
         # Of trainings that are all set aside none needs to be chosen.
-        *(one.problem for one in (*([] if run.fresh else [training]), base) if one.problem),
+        *([] if run.fresh else trainings.differing(held, decided.name)),
+        *trainings.differing(held_of_base, stages.base_name(run)),
     ]
     obstacles = [] if tolerant else [one for one in findings if one["severity"] == ERROR]
     if problems or obstacles:

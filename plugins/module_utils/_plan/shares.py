@@ -92,14 +92,6 @@ def _apart(one: int, other: int) -> float:
     return max(one, other) / min(one, other)
 
 
-class HostShares(NamedTuple):
-    """The batch split among the hosts, and each host's part of a shared head, with problems as sentences."""
-
-    batch: SharedBatch
-    head_parts: Sequence[int]
-    problems: Sequence[str] = ()
-
-
 def threads_of(host: Host, hosts: Sequence[Host]) -> int:
     """One thread per fast core; nodes of one machine share them."""
     if host.settings.threads:
@@ -164,8 +156,9 @@ def kept_shares(hosts: Sequence[Host]) -> tuple[Sequence[int], Sequence[int]]:
     return rows if min(rows) > 0 else (), parts if min(parts) > 0 else ()
 
 
-def shared_out(asked: Asked, hosts: Sequence[Host]) -> HostShares:
-    """Split the rows of a step and a shared head among the hosts, in their order; equally if the batch cannot be split."""
+def shared_out(asked: Asked, hosts: Sequence[Host]) -> tuple[SharedBatch, Sequence[int], list[str]]:
+    """(the rows of a step split among the hosts, in their order, their parts of a shared head, problems); equal if the batch cannot be
+    split."""
     run, world = asked.run, len(hosts)
     # Only our own trainer supports unequal shares.
     split = "equal" if run.batch_split == AUTO and run.trainer_source != "ours" else run.batch_split
@@ -175,6 +168,6 @@ def shared_out(asked: Asked, hosts: Sequence[Host]) -> HostShares:
         batch = plan_batch(asked, weights, split == "equal", rows)
     except BatchError as error:
         batch = SharedBatch([run.device_batch] * world, run.device_batch, run.total_batch)
-        return HostShares(batch, [1] * world, [*problems, str(error)])
+        return batch, [1] * world, [*problems, str(error)]
     # Parts of the head are finer than rows.
-    return HostShares(batch, parts or head_weights(weights), problems)
+    return batch, parts or head_weights(weights), problems

@@ -61,17 +61,6 @@ class Link(NamedTuple):
     message_ms: float = 0.0  # of both ends' time, however short the message; 0: not measured
 
 
-class BytesSent(NamedTuple):
-    """The bytes per step of the rank that sends most."""
-
-    gradients: int  # and updates, once a step
-    head: int  # hidden states of a shared head, in every pass
-
-    @property
-    def total(self) -> int:
-        return self.gradients + self.head
-
-
 class PredictedStep(NamedTuple):
     """A predicted step."""
 
@@ -144,10 +133,12 @@ def largest_matrix_share(job: StepJob) -> float:
     return max(1 / max(1, job.world), 1 / (3 * max(1, job.model["depth"])))
 
 
-def bytes_sent(job: StepJob) -> BytesSent:
-    """Bytes of a step. A rank sends the embedding rows of its own tokens to every other rank, gradients of the layers' matrices
-    to their owners, and updates of its own matrices to all. A ring carries everything else: almost every byte twice, and
-    between two ranks once."""
+def bytes_sent(job: StepJob) -> Tuple[int, int]:
+    """(gradients and updates once a step, hidden states of a shared head in all passes): the bytes of the rank that sends most.
+
+    A rank sends the embedding rows of its own tokens to every other rank, gradients of the layers' matrices to their owners, and
+    updates of its own matrices to all. A ring carries everything else: almost every byte twice, and between two ranks once.
+    """
     model, world = job.model, job.world
     counts = model["parameters"]
     ring = 2 * (world - 1) / max(1, world)
@@ -163,7 +154,7 @@ def bytes_sent(job: StepJob) -> BytesSent:
         tokens = [rows * model["sequence"] for rows in job.rows]
         shared = most_bytes(tokens, model["n_embd"], way.hidden_bytes)
     embeddings = rows * model["n_embd"] * tables * (world - 1)
-    return BytesSent(int((dense * ring + matrices) * way.value_bytes + embeddings * way.row_bytes), shared)
+    return int((dense * ring + matrices) * way.value_bytes + embeddings * way.row_bytes), shared
 
 
 def messages_sent(job: StepJob) -> float:
@@ -185,18 +176,19 @@ def predict(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> Pred
         of_head, parts = head_work(job.model), job.head_shares
         work = [(1 - of_head) * own + of_head * sum(work) * part / sum(parts) for own, part in zip(work, parts)]
     computing = [speed.pass_seconds * count for speed, count in zip(speeds, work)]
-    slowest, sent, waiting, late = max(computing), bytes_sent(job), 0.0, 0.0
+    slowest, waiting, late = max(computing), 0.0, 0.0
+    gradients, hidden = bytes_sent(job)
     updates = [speed.optimizer(largest_matrix_share(job)) for speed in speeds]
     if link is not None and job.world > 1:
         # The rank with most rows is the last to begin its last pass.
         passes = max(1, math.ceil(max(job.rows) / job.device_batch))
-        of_pass, head = slowest / passes, sent.head / passes
+        of_pass, head = slowest / passes, hidden / passes
         waiting = (passes - 1) * unhidden_seconds(link, head, of_pass)
-        waiting += unhidden_seconds(link, sent.gradients + head, of_pass + max(updates))
+        waiting += unhidden_seconds(link, gradients + head, of_pass + max(updates))
         late = (ROUNDS * link.latency_ms + messages_sent(job) * MESSAGE_COST * link.message_ms) / 1000
     seconds = slowest + waiting + late + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
-    return PredictedStep(seconds, job.total_batch / seconds, waits, sent.total)
+    return PredictedStep(seconds, job.total_batch / seconds, waits, gradients + hidden)
 
 
 def unhidden_seconds(link: Link, sent: float, computing: float) -> float:

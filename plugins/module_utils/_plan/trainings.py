@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from .._contract import lineage
 from .._contract.document import items, section
@@ -39,13 +39,6 @@ class HeldTraining(NamedTuple):
         return f"{self.id or 'one without an id'} in {places} ({come}{when})"
 
 
-class TrainingChoice(NamedTuple):
-    """The training to resume (None: there is none), and why the user must choose first."""
-
-    taken: Optional[HeldTraining]
-    problem: Optional[Finding] = None
-
-
 def held_by(hosts: Sequence[Host], fact: str) -> list[HeldTraining]:
     """The trainings on these hosts, newest first."""
     found: dict[str, HeldTraining] = {}
@@ -61,11 +54,10 @@ def held_by(hosts: Sequence[Host], fact: str) -> list[HeldTraining]:
     return sorted(found.values(), key=lambda one: one.number, reverse=True)
 
 
-def choose(hosts: Sequence[Host], run: str, fact: str = "run") -> TrainingChoice:
-    """The one training of all hosts; a problem if there are several; to those who only look the newest counts."""
-    held = held_by(hosts, fact)
+def differing(held: Sequence[HeldTraining], run: str) -> Iterator[Finding]:
+    """Why the user must choose first, if the hosts hold several trainings of a run; to those who only look the newest counts."""
     if len(held) < 2:
-        return TrainingChoice(held[0] if held else None)
+        return
     host, folder = next(iter(held[-1].folders.items()))
     aside = f"{os.path.dirname(os.path.dirname(folder))}/{run}-set-aside"
     command = shlex.quote(shlex.join(["mv", folder, aside]))
@@ -74,15 +66,18 @@ def choose(hosts: Sequence[Host], run: str, fact: str = "run") -> TrainingChoice
         f"Keep one of them. To set aside that of {host}: ansible {host} -i INVENTORY -m ansible.builtin.command -a {command}. "
         "Or start over with -e ddp_fresh=true, which keeps all of them in previous/ of their folders."
     )
-    return TrainingChoice(held[0], finding("trainings-differ", host, seen, remedy=remedy))
+    yield finding("trainings-differ", host, seen, remedy=remedy)
 
 
 def launched(
-    hosts: Sequence[Host], plan: Mapping[str, object], choice: TrainingChoice, base: TrainingChoice, fresh: bool
+    hosts: Sequence[Host],
+    plan: Mapping[str, object],
+    taken: Optional[HeldTraining],
+    base: Optional[HeldTraining],
+    fresh: bool,
 ) -> Launched:
-    """The training for every host's run folder; the caller draws id and time of a new one."""
-    of_base = (base.taken.id or None) if base.taken else None
-    taken = choice.taken
+    """The training for every host's run folder, which resumes `taken`; the caller draws id and time of a new one."""
+    of_base = (base.id or None) if base else None
     # The plan may be unable to resume from these checkpoints, or not want to.
     differs = (taken and taken.step is not None and not lineage.resumes(plan)) or any(
         lineage.differences(host.fact("run", "lineage") or {}, plan)

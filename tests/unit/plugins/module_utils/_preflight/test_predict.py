@@ -57,7 +57,7 @@ def step_of(document: dict[str, Any], each: list[Speed], link: Link | None, kind
 
 
 def megabytes_sent(document: dict[str, Any]) -> float:
-    return step_model.bytes_sent(job_of(document)).total / 1e6
+    return sum(step_model.bytes_sent(job_of(document))) / 1e6
 
 
 @pytest.mark.parametrize(
