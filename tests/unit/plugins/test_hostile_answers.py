@@ -169,19 +169,10 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         name: {**real[name], **laptop[name]} for name in ("host", "python", "cpu", "memory", "disk")
     }
     part["python"]["venv"] = {**real["python"]["venv"], "exists": False}
-    part["nics"] = [{"duplex": None, **one} for one in laptop["nics"]]
-    whole = {
-        **real,
-        **part,
-        **{name: laptop[name] for name in ("routes", "tmux", "base_dir")},
-        "measured": HONEST["measured"],
-    }
+    part |= {name: laptop[name] for name in ("nics", "routes", "tmux", "base_dir")}
+    whole = {**real, **part, "measured": HONEST["measured"]}
     more = {**HONEST["leftovers"], "run": PAST, "base_run": PAST}
-    used = {
-        **whole,
-        **more,
-        "usage": {"graphical": ["x"], "blind": ["y"]},
-    }
+    used = {**whole, **more, "usage": {"graphical": ["x"], "blind": ["y"]}}
     resumed = {**used, "run": {**PAST, "lineage": {"model": {}, "stage": {}, "data": {}}}}
     documents: list[dict[str, Any]] = json.loads(json.dumps([whole, used, resumed]))
     return documents
