@@ -15,7 +15,7 @@ import time
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from .._contract import lineage
-from .._contract.document import items, section
+from .._contract.document import items, section, value_at
 from .._contract.findings import Finding, finding
 from .._contract.training import Launched, training_of
 from .hosts import Host
@@ -95,10 +95,8 @@ def so_far(digest: str, probes: Mapping[str, Any], fresh: bool, tools: str) -> d
     programs in the folder of that name), on all; a run to be started from scratch is not done."""
     running, done, deployed = False, not fresh, True
     for probe in probes.values():
-        has_venv = section(section(probe, "python"), "venv").get("exists")
-        deployed &= bool(has_venv and tools in (probe.get("trainer") or []))
-        run = section(probe, "run")
-        session = section(run, "session")
+        deployed &= bool(value_at(probe, "python", "venv", "exists") and tools in (value_at(probe, "trainer") or []))
+        run, session = section(probe, "run"), value_at(probe, "run", "session") or {}
         mine = [one for one in items(probe, "processes") if one.get("session") == session.get("id")]
         running |= bool(session.get("id") and mine)
         # A stopped run also exits with 0, but has steps left.

@@ -17,9 +17,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.filter.values import status_table
+from ansible.plugins.action import ActionBase
+from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
+from ansible_collections.nanochat.ddp.plugins.filter.values import closing_table, status_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
@@ -28,7 +29,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Seen, StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, phases_text, regrouped
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import judge
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.watch import closing_table
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import carrier
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import doctor, preflight
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan import plan_probes
@@ -75,7 +76,24 @@ def cases(*documents: Any) -> Iterator[Any]:
         yield mutated(documents[number % len(documents)], chance)
 
 
-EVIL = {"inventory_hostname": "evil"}
+@pytest.fixture
+def answer_of(monkeypatch: pytest.MonkeyPatch):
+    """`answer_of(verb, document)`: the result of a task whose host prints this document."""
+    monkeypatch.setattr(ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
+    monkeypatch.setattr(carrier, "program", lambda *dummy: "")
+    monkeypatch.setattr(carrier, "python_of", lambda action, variables: ["python3"])
+
+    def answer(
+        verb: str, document: Any, delegate: str | None = None, host: str = "evil", hostvars: Any = None, **options: Any
+    ) -> dict[str, Any]:
+        args = {"verb": verb, **(options or ({"asked": {}} if verb == "host_info" else {"base_dir": "/srv"}))}
+        task = SimpleNamespace(args=args, check_mode=False, delegate_to=delegate, environment=None)
+        made = ActionModule(task, SimpleNamespace(has_pipelining=True), None, None, None, None)
+        printed = carrier.MARK + json.dumps(document)
+        monkeypatch.setattr(made, "_low_level_execute_command", lambda *dummy, **more: {"stdout": printed})
+        return dict(made.run(task_vars={"inventory_hostname": host, "hostvars": hostvars}))
+
+    return answer
 
 
 # Honest documents, in all their parts.
@@ -112,11 +130,11 @@ def row_of(host: str, text: str) -> list[str]:
     return next(line for line in text.splitlines() if line.split()[:1] == [host]).split()
 
 
-def test_whatever_a_host_says_of_its_run_the_others_keep_their_rows(agent):
+def test_whatever_a_host_says_of_its_run_the_others_keep_their_rows(answer_of):
     alone = row_of("good", shown({"good": {"run": GOOD}, "evil": {"failed": True, "msg": "broken"}}))
     refused = 0
     for run in cases(*RUNS):
-        told = agent("run_info", EVIL, prints={"run": run}, base_dir="/srv")
+        told = answer_of("run_info", {"run": run})
         screen = shown({"good": {"run": GOOD}, "evil": told})
         if told.get("failed"):
             refused += 1
@@ -127,16 +145,16 @@ def test_whatever_a_host_says_of_its_run_the_others_keep_their_rows(agent):
     assert refused > CASES / 3
 
 
-def test_the_host_that_was_asked_for_another_is_named(agent):
-    told = agent("run_info", EVIL, prints={"run": {}}, delegate="attic", base_dir="/srv")
+def test_the_host_that_was_asked_for_another_is_named(answer_of):
+    told = answer_of("run_info", {"run": {}}, "attic")
     assert (
         told["failed"] and told["msg"].startswith("attic sent an invalid answer: its ") and "is missing" in told["msg"]
     )
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run["state"])
-def test_an_honest_answer_is_believed(agent, run):
-    told = agent("run_info", EVIL, prints={"run": run}, base_dir="/srv")
+def test_an_honest_answer_is_believed(answer_of, run):
+    told = answer_of("run_info", {"run": run})
     assert told["run"] == json.loads(json.dumps(run))
     shown({"good": {"run": GOOD}, "evil": told})
 
@@ -151,19 +169,10 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         name: {**real[name], **laptop[name]} for name in ("host", "python", "cpu", "memory", "disk")
     }
     part["python"]["venv"] = {**real["python"]["venv"], "exists": False}
-    part["nics"] = [{"duplex": None, **one} for one in laptop["nics"]]
-    whole = {
-        **real,
-        **part,
-        **{name: laptop[name] for name in ("routes", "tmux", "base_dir")},
-        "measured": HONEST["measured"],
-    }
+    part |= {name: laptop[name] for name in ("nics", "routes", "tmux", "base_dir")}
+    whole = {**real, **part, "measured": HONEST["measured"]}
     more = {**HONEST["leftovers"], "run": PAST, "base_run": PAST}
-    used = {
-        **whole,
-        **more,
-        "usage": {"graphical": ["x"], "blind": ["y"]},
-    }
+    used = {**whole, **more, "usage": {"graphical": ["x"], "blind": ["y"]}}
     resumed = {**used, "run": {**PAST, "lineage": {"model": {}, "stage": {}, "data": {}}}}
     documents: list[dict[str, Any]] = json.loads(json.dumps([whole, used, resumed]))
     return documents
@@ -181,10 +190,10 @@ def plan_with(probe: Any, **settings: Any) -> str:
     return render(made.plan)
 
 
-def test_whatever_a_host_says_of_itself_is_a_plan_or_a_sentence_about_it(agent, probes):
+def test_whatever_a_host_says_of_itself_is_a_plan_or_a_sentence_about_it(answer_of, probes):
     refused = 0
     for number, probe in enumerate(cases(*probes)):
-        told = agent("host_info", EVIL, prints={"probe": probe}, asked={})
+        told = answer_of("host_info", {"probe": probe})
         if told.get("failed"):
             refused += 1
             assert told["msg"].startswith("evil sent an invalid answer: its ") and told["msg"].isprintable()
@@ -195,9 +204,9 @@ def test_whatever_a_host_says_of_itself_is_a_plan_or_a_sentence_about_it(agent, 
     assert refused > CASES / 4
 
 
-def test_honest_facts_are_believed(agent, probes):
+def test_honest_facts_are_believed(answer_of, probes):
     for probe in probes:
-        assert agent("host_info", EVIL, prints={"probe": probe}, asked={})["probe"] == probe
+        assert answer_of("host_info", {"probe": probe})["probe"] == probe
     assert plan_with(probes[0]).startswith("Run ") and plan_with(probes[2]).startswith("Run ")
 
 
@@ -221,7 +230,7 @@ def test_whatever_a_host_gives_the_doctor_is_evidence_or_a_sentence():
             "good": {"unreachable": True} if silent else good,
             "evil": {"evidence": json.loads(json.dumps(evidence))},
         }
-        told = diagnose(Case.examined(plan, results))
+        told = diagnose(plan, results)
         assert told["verdict"]["host"] in ("good", "evil")
         refused = [line for line in told["evidence"] if "sent an invalid answer" in line]
         assert all(line.startswith("rank 1 (evil): ") and line.isprintable() for line in refused)
@@ -239,25 +248,24 @@ def test_whatever_plan_a_host_sends_back_the_doctor_goes_by_one_that_can_be():
         if one:
             believed += 1
             assert re.fullmatch(r"[\w.-]+", one["run"]) and one["data_ports"]["high"] > 1023
-            diagnose(Case.examined(one, evidence))
+            diagnose(one, evidence)
     assert CASES / 10 < believed < CASES
 
 
-def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeypatch, agent):
+def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeypatch, answer_of):
     monkeypatch.setattr(preflight, "display_is_ours", lambda: False)
-    machines: list[Any] = plan_probes.hosts()
-    plan = make_plan(machines, tolerant=True).plan
+    known: list[Any] = plan_probes.hosts()
+    plan = make_plan(known, tolerant=True).plan
     honest: dict[str, Any] = HONEST["tries"]
     step = {"measured": {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}}
-    hostvars: dict[str, Any] = {host["name"]: {"ddp_probe": host["probe"]} for host in machines}
+    hostvars: dict[str, Any] = {host["name"]: {"ddp_probe": host["probe"]} for host in known}
     for told in cases(honest):
         for name, one in zip(hostvars, (honest, told), strict=True):
-            known = {"inventory_hostname": name, "hostvars": hostvars}
+            task = {"plan": plan, "hostvars": hostvars, "host": name}
             answering = {"responder": one.get("responder"), "is_held": False, "error": ""}
-            hostvars[name]["__preflight_answering"] = agent("start_responder", known, prints=answering, plan=plan)
-            links = {"links": [one.get("link")]}
+            hostvars[name]["__preflight_answering"] = answer_of("start_responder", answering, **task)
             hostvars[name].update(
-                ddp_links=agent("peer_check", known, prints=links, plan=plan, rates=True),
+                ddp_links=answer_of("peer_check", {"links": [one.get("link")]}, rates=True, **task),
                 __preflight_gloo={"stdout": json.dumps(one.get("gloo")), "rc": 0},
                 __preflight_step=step,
             )

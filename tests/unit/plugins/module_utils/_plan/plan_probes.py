@@ -40,15 +40,14 @@ LOOPBACK = nic("lo", "loopback", "127.0.0.1/8")
 
 
 def route(peer: str, name: str, source: str) -> dict[str, Any]:
-    return {"peer": peer, "address": peer, "nic": name, "source": source, "gateway": None}
+    return {"peer": peer, "nic": name, "source": source}
 
 
 def probe(
     name: str, nics: list[dict[str, Any]], routes: list[dict[str, Any]], user: str = "lzw", **changes: Any
 ) -> dict[str, Any]:
     """A healthy machine of its own; changes replace whole parts."""
-    base = f"/home/{user}/nanochat-ddp"
-    facts = desktop(nics=[LOOPBACK, *nics], routes=routes, base_dir=base, **changes)
+    facts = desktop(nics=[LOOPBACK, *nics], routes=routes, base_dir=f"/home/{user}/nanochat-ddp", **changes)
     own = {"hostname": name, "boot_id": f"boot-{name}", "user": user, "home": f"/home/{user}"}
     return {**facts, "host": {**facts["host"], **own, **changes.get("host", {})}}
 
@@ -96,7 +95,7 @@ def one_machine(count: int = 2, run: dict[str, Any] | None = None) -> list[dict[
     for number in range(1, count + 1):
         seen = desktop()
         base = f"/home/lzw/node{number}"
-        seen.update(base_dir=base, disk={**seen["disk"], "path": base, "real_path": base})
+        seen.update(base_dir=base, disk={**seen["disk"], "real_path": base})
         found.append({"name": f"node{number}", "settings": {**(run or {}), "ddp_base_dir": base}, "probe": seen})
     return found
 

@@ -23,7 +23,6 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 NOW = time.mktime((2026, 11, 24, 23, 0, 0, 0, 0, -1))
 HOUR = 3600
 KEPT = {
-    "exists": True,
     "session": None,
     "checkpoints": [500],
     "total_batch": 65536,

@@ -23,9 +23,9 @@ def trained(known: list[dict[str, Any]], where: tuple[str, ...] = ("desktop", "l
     plan = make_plan(known).plan
     for host in known:
         if host["name"] in where:
-            run = {"exists": True, "session": None, "checkpoints": [5, 10]}
+            run = {"session": None, "checkpoints": [5, 10]}
             host["probe"]["run"] = {**run, "plan_digest": plan["digest"], "lineage": lineage.of_plan(plan)}
-            host["probe"]["data"] = [{"id": plan["data"]["id"], "shards": plan["data"]["shards"], "bytes": 5}]
+            host["probe"]["data"] = [{"id": plan["data"]["id"], "bytes": 5}]
     return plan
 
 

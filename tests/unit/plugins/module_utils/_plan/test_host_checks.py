@@ -32,8 +32,8 @@ def test_data_and_checkpoints_that_are_there_need_no_room_again():
     little = {**DISK, "free": int(0.05 * GIGA)}
     plan = planned()
     there = {
-        "data": [{"id": plan["data"]["id"], "shards": 3, "bytes": 75_000_000}],
-        "run": {"exists": True, "session": None, "checkpoints": [5, 10, 15]},
+        "data": [{"id": plan["data"]["id"], "bytes": 75_000_000}],
+        "run": {"session": None, "checkpoints": [5, 10, 15]},
         "python": {**laptop()["python"], "venv": {"exists": True}},
     }
     assert planned({}, {"data": there["data"]}, {"disk": little, **there})["digest"] == plan["digest"]

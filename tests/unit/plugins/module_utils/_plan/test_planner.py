@@ -33,8 +33,8 @@ def test_the_digest_is_of_everything_else_and_stays_the_same():
         host["probe"]["disk"]["free"] -= GIGA
         host["probe"]["cpu"]["load1"] = 3.5
         host["probe"]["host"].update(boot_id=host["name"] + "-again", time=1.0)
-        host["probe"]["data"] = [{"id": plan["data"]["id"], "shards": 3, "bytes": 5}]
-        host["probe"]["run"] = {"exists": True, "session": {"id": "abc"}, "checkpoints": [5, 10]}
+        host["probe"]["data"] = [{"id": plan["data"]["id"], "bytes": 5}]
+        host["probe"]["run"] = {"session": {"id": "abc"}, "checkpoints": [5, 10]}
         host["probe"]["python"]["venv"]["exists"] = True
     assert make_plan(noisy).plan == plan
     assert undamaged(json.loads(plan_text(plan))) == plan

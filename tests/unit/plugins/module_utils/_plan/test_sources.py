@@ -28,7 +28,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import fi
 
 
 def facts(**changes: Any) -> dict[str, Any]:
-    found = {"path": "/srv/x", "kind": "folder", "readable": True, "shards": 9, "tokenizer": True, "files": True}
+    found = {"path": "/srv/x", "kind": "folder", "readable": True, "shards": 9, "tokenizer": True}
     return {**found, "trainer": True, **changes}
 
 
@@ -63,7 +63,7 @@ def test_what_a_data_set_was_made_of_may_be_gone():
     run = {"ddp_data_source": "host", "ddp_data_paths": ["/srv/x"]}
     name = planned(run)["data"]["id"]
     gone = {"folders": {"/srv/x": facts(kind="absent")}}
-    made = {**gone, "data": [{"id": name, "shards": 3, "bytes": 1000}]}
+    made = {**gone, "data": [{"id": name, "bytes": 1000}]}
     assert planned(run, made)["data"]["id"] == name
     assert refusal(hosts(run, gone))
 
