@@ -85,11 +85,13 @@ def play(tmp_path, index, sources, cache):
     write_lock(ours, index / "tiny_thing-1.0-py3-none-any.whl")
     plan: dict[str, object] = {"run": "d4", "trainer": trainer, "data": {"id": "x", "source": "text", "paths": []}}
     plan.update(timeout_seconds=10)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/uv").symlink_to(cache / "uv")
     environment = {
         "PIP_CONFIG_FILE": "/dev/null",
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(index),
-        "NANOCHAT_DDP_HOME": str(cache),
+        "NANOCHAT_DDP_HOME": str(tmp_path / "cache"),
     }
     made = Play(tmp_path, "ab", plan, environment)
     made.variables = {"trainer_src": str(ours), "trainer_cache": str(tmp_path / "cache")}

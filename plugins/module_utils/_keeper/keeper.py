@@ -141,7 +141,7 @@ class Keeper:
     def run(self) -> int:
         """Run until the run is over for this host; returns the session's exit code."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, self._signalled)
+            signal.signal(number, lambda number, dummy: self.signals.add(number))
         self.begin()
         while not self.over():
             self.turn(TICK)
@@ -160,9 +160,6 @@ class Keeper:
 
     def over(self) -> bool:
         return self.own.public.state in states.OVER and self.rank.process is None
-
-    def _signalled(self, number: int, frame: Any) -> None:
-        self.signals.add(number)
 
     def _receive(self, seconds: float) -> None:
         """Receive messages, waiting up to this long for the first."""
@@ -301,13 +298,11 @@ class Keeper:
 
     def _linger(self) -> None:
         """Keep answering questions about the end, unless all others know."""
-        until = time.monotonic() + LINGER
-        while time.monotonic() < until and not self._all_over():
+        until, others = time.monotonic() + LINGER, len(self.rules.hosts) - 1
+        while time.monotonic() < until:
+            if sum(one.public.state in states.OVER for one in self.received.values()) == others:
+                return
             self._receive(TICK)
-
-    def _all_over(self) -> bool:
-        over = [one for one in self.received.values() if one.public.state in states.OVER]
-        return len(over) == len(self.rules.hosts) - 1
 
     # -- output for people and programs
 

@@ -43,12 +43,6 @@ LOWEST = 19
 _REVIVE_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 
 
-def is_polite(path: str | None) -> bool:
-    """Whether a job's environment file asks for the lowest priority (ddp_polite low and guest)."""
-    env = env_file.parse((env_file.read(path) if path else None) or b"") or {}
-    return env.get(VARIABLE, OFF) != OFF
-
-
 def yield_to_others(proc: str = "/proc/self") -> None:
     """Give this process and its children CPU and disk only when no other program wants them, and let them be killed first when
     memory runs out. Needs no root; whatever the kernel or container refuses is skipped."""
@@ -137,7 +131,9 @@ class Runner:
             self.launch: Launch = json.load(file)
         self.given, self.run_dir = self.launch["given"], os.path.dirname(folder)
         self.record = os.path.join(self.run_dir, SESSION)
-        self.polite = is_polite(self.given["env_file"])
+        env = env_file.read(self.given["env_file"]) if self.given["env_file"] else None
+        # It may ask for the lowest priority (ddp_polite low and guest).
+        self.polite = (env_file.parse(env or b"") or {}).get(VARIABLE, OFF) != OFF
         self.stops = self.interrupts = 0  # signals; those of Ctrl-C among them
         self.status: int | None = None
         self.child: subprocess.Popen[bytes] | None = None
@@ -171,7 +167,7 @@ class Runner:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._asked_to_stop)
         # Before anything runs: a session that cannot be recorded would be unknown to everybody.
-        self._write_state()
+        write_json_when_full(self.record, self.state)
         # This process keeps the write end of the job's pipe for the next start, and so never sees end-of-file.
         reader, writer = os.pipe()
         output = Output(self.given["log"], reader)
@@ -180,7 +176,8 @@ class Runner:
             begun = time.monotonic()
             self._start(writer, output)
             status = self._follow(output)
-            died = self._died(status)
+            # Of a job that is to be revived.
+            died = bool(self.launch.get("revive")) and cut_short(_exit_code(status)) and not self._over()
             # A killed keeper leaves a rank behind, which should save.
             grace = self.launch["stop_timeout"] if died else 0
             reaper.end(self.me, grace, lambda: self.interrupts > 0, lambda: self._tick(output))
@@ -228,10 +225,6 @@ class Runner:
     def _over(self) -> bool:
         """Whether a user or the host has ended the session."""
         return bool(self.stops) or os.path.exists(self.stop_asked)
-
-    def _died(self, status: int) -> bool:
-        """Whether the job should be restarted and has died."""
-        return bool(self.launch.get("revive")) and cut_short(_exit_code(status)) and not self._over()
 
     def _revive_later(self, status: int, pause: float, output: Output) -> None:
         """Report it and wait, also for an unkillable process of the job, beside which no other may start."""
@@ -295,12 +288,9 @@ class Runner:
     def _save(self, output: Output) -> None:
         """Record the state; a full disk does not end the job."""
         try:
-            self._write_state()
+            write_json_when_full(self.record, self.state)
         except OSError as error:
             output.say(f"cannot write {self.record}: {error.strerror}")
-
-    def _write_state(self) -> None:
-        write_json_when_full(self.record, self.state)
 
 
 def _exit_code(status: int) -> int | None:

@@ -13,12 +13,12 @@ import shutil
 import signal
 import time
 import uuid
-from typing import Any, Iterator, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 from .._contract.run_folder import SESSION, SESSION_FILES
 from .._kit import env_file as env_file_utils
 from .._kit import host_code, processes
-from .._kit.files import Busy, locked, write_json_when_full, write_unless_same
+from .._kit.files import locked, write_json_when_full, write_unless_same
 from . import reaper
 from . import runner as session_runner
 from . import tmux as tmux_utils
@@ -136,8 +136,7 @@ class Session:
     # -- actions ------------------------------------------------------------------------------------------------------
 
     def start(self, spec: Spec, stop_timeout: float) -> None:
-        """Write the files and start; the session must not be running."""
-        self.check_startable(spec)
+        """Write the files and start; the session must be startable and not running."""
         self._clear_tmux()
         identifier = uuid.uuid4().hex
         try:
@@ -189,22 +188,11 @@ class Session:
         if os.path.lexists(self.record):
             os.unlink(self.record)
 
-    @contextlib.contextmanager
-    def locked(self, make: bool, timeout: float) -> Iterator[None]:
+    def locked(self, make: bool, timeout: float) -> contextlib.AbstractContextManager[None]:
         """Lock out a second controller that works on the same session."""
         if make:
             os.makedirs(self.state_dir, exist_ok=True)
-        if not os.path.isdir(self.state_dir):
-            yield
-            return
-        try:
-            with locked(self.state_dir, timeout):
-                yield
-        except Busy:
-            raise SessionError(
-                f"session {self.name}: another process has been using {self.state_dir} for "
-                f"{timeout:.0f} seconds; wait for it to end and try again"
-            ) from None
+        return locked(self.state_dir, timeout) if os.path.isdir(self.state_dir) else contextlib.nullcontext()
 
     def check_free(self) -> None:
         """The name must be free in tmux, of other people's sessions and of runs in another folder."""

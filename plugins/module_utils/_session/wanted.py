@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from .._kit import bare
 from .._kit import env_file as env_file_utils
 from .._kit import processes as processes_utils
+from .._kit.files import Busy
 from .._kit.logind import logind
 from . import boot
 from . import session as session_utils
@@ -38,7 +39,7 @@ OPTIONS: Dict[str, Dict[str, object]] = {
     "stop_timeout": {"type": "int", "default": 60},
 }
 NEEDED = [("state", state, ["argv"]) for state in STARTING]
-ERRORS = (session_utils.SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError, ValueError)
+ERRORS = (Busy, session_utils.SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError, ValueError)
 
 
 def decide(session: session_utils.Session, params: Mapping[str, Any], spec: Optional[session_utils.Spec]) -> str:

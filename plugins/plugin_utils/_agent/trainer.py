@@ -20,7 +20,7 @@ from ...module_utils._kit.files import locked
 from ...module_utils._session.tracker import NAME as TRACKER
 from ...module_utils._trainer import files
 from ...module_utils._trainer.venv import uv_beside
-from .._wheels import TRAINER, Lock, bring_uv, bring_wheels, cache_folder, read_lock
+from .._wheels import TRAINER, bring_uv, bring_wheels, cache_folder, read_lock
 from .carrier import Call, decoded
 
 
@@ -38,15 +38,10 @@ def sources(src: str) -> dict[str, bytes]:
     return tree
 
 
-def lock_of(params: Mapping[str, Any]) -> Lock:
-    """The lock of the packages."""
-    folder = Path(params.get("src") or TRAINER).expanduser()
-    return read_lock(folder, params["packages"], params.get("torch_index", "auto"))
-
-
 def with_lock(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of the verb on the host."""
-    lock = lock_of(params)
+    folder = Path(params.get("src") or TRAINER).expanduser()
+    lock = read_lock(folder, params["packages"], params.get("torch_index", "auto"))
     given = {name: value for name, value in params.items() if name not in ("src", "packages", "torch_index")}
     return {**given, "lock": lock.text, "digest": lock.digest, "pins": lock.pins}
 
@@ -82,18 +77,17 @@ def brought(call: Call, dest: str, tree: Mapping[str, bytes]) -> dict[str, Any]:
     return call.ask("trainer_files", dest=dest, files=digests, contents=contents)
 
 
-def trainer_venv(call: Call, cache: str = "", **params: Any) -> dict[str, Any]:
+def trainer_venv(call: Call, **params: Any) -> dict[str, Any]:
     """Make an environment, see the verb on the host; packages, torch_index and src (a trainer's folder) select its lock.
 
-    A host that reaches no package index, or has the wheels of an earlier lock, gets the packages from the controller, which keeps them in a
-    cache there (without one the host does not).
+    A host that reaches no package index, or has the wheels of an earlier lock, gets the packages from the controller, if a folder for them
+    is given (wheels_dir).
     """
     given = with_lock(params)
     answer = made_with_uv(call, given)
-    if cache and answer.get("lacks_packages"):
-        answer = bring_packages(call, given, Path(cache) / "wheels", answer["tags"]) or made_with_uv(
-            call, {**given, "offline": True}
-        )
+    if given.get("wheels_dir") and answer.get("lacks_packages"):
+        refused = bring_packages(call, given, answer["tags"])
+        answer = refused or made_with_uv(call, {**given, "offline": True})
     return answer
 
 
@@ -121,13 +115,13 @@ def bring_uv_beside(call: Call, machine: str, venv: str) -> None:
     )
 
 
-def bring_packages(call: Call, given: Mapping[str, Any], cache: Path, tags: Mapping[str, Any]) -> dict[str, Any] | None:
+def bring_packages(call: Call, given: Mapping[str, Any], tags: Mapping[str, Any]) -> dict[str, Any] | None:
     """Fetch the wheels of a lock, and copy to the host those that it lacks; the answer of a host that cannot take them."""
     try:
         python, machine, kind = (plain_name(tags[name]) for name in ("python", "machine", "kind"))
     except (InvalidHostData, LookupError, TypeError) as why:
         return {"failed": True, "msg": f"{call.host} sent an invalid answer about its Python: {why}"}
-    folder = cache / kind
+    folder = cache_folder() / "wheels" / kind
     folder.mkdir(parents=True, exist_ok=True)
     with locked(str(folder) + ".lock", 1800):
         wheels = bring_wheels(given["lock"], python, machine, folder)

@@ -145,19 +145,21 @@ TAGS = {"python": "3.11", "machine": "x86_64", "kind": "3.11-x86_64"}
 
 
 @pytest.mark.parametrize("tags", [*({**TAGS, "kind": name} for name in ("..", "a/b", ".ssh", "a\n", 4)), {}, None])
-def test_what_a_host_says_of_its_python_becomes_no_folder_unless_it_is_a_plain_name(tags, tmp_path):
+def test_what_a_host_says_of_its_python_becomes_no_folder_unless_it_is_a_plain_name(tags, tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_DDP_HOME", str(tmp_path))
     call: Any = SimpleNamespace(host="laptop")
-    told = trainer.bring_packages(call, {}, tmp_path, tags) or {}
+    told = trainer.bring_packages(call, {}, tags) or {}
     assert told["msg"].startswith("laptop sent an invalid answer about its Python") and not list(tmp_path.iterdir())
 
 
 def test_a_host_that_lacks_packages_gets_no_other_file_of_the_controller(tmp_path, monkeypatch):
     sent: list[tuple[str, str]] = []
+    monkeypatch.setenv("NANOCHAT_DDP_HOME", str(tmp_path))
     monkeypatch.setattr(trainer, "bring_wheels", lambda *dummy: {"a.whl": ("0" * 64, 1), "b.whl": ("1" * 64, 1)})
     call: Any = SimpleNamespace(
         host="laptop",
         ask=lambda verb, **params: {"lacking": ["../../.ssh/id_ed25519", "a.whl", "/etc/passwd"]},
         action=SimpleNamespace(_transfer_file=lambda local, remote: sent.append((local, remote))),
     )
-    assert trainer.bring_packages(call, {"lock": "", "wheels_dir": "/base/wheels"}, tmp_path, TAGS) is None
-    assert sent == [(f"{tmp_path}/3.11-x86_64/a.whl", "/base/wheels/3.11-x86_64/a.whl")]
+    assert trainer.bring_packages(call, {"lock": "", "wheels_dir": "/base/wheels"}, TAGS) is None
+    assert sent == [(f"{tmp_path}/wheels/3.11-x86_64/a.whl", "/base/wheels/3.11-x86_64/a.whl")]

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A rank as its keeper sees it: its command, its time to end, and how it ended."""
+"""A rank as its keeper sees it: its command, its time to end, and how it ended; test_keeper.py starts some from a preloaded trainer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, rank
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, preloaded, rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, until
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
 
 PATIENCE = 120
+RANK = "import os, time\nopen(os.environ['SEEN'], 'w').close()\ntime.sleep(600)\n"
 
 
 def a_rank(folder: Path, **plan: Any) -> rank.LocalRank:
@@ -126,3 +128,25 @@ def test_the_command_of_a_generation_is_the_planned_one_with_its_members():
     assert (variables["RANK"], variables["WORLD_SIZE"]) == ("0", "1")
     assert (variables["MASTER_ADDR"], variables["TORCHELASTIC_RUN_ID"]) == ("192.168.1.11", "generation-3")
     assert plan == before
+
+
+def test_a_rank_whose_preloaded_trainer_was_killed_or_hangs_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/preloaded.py").symlink_to(ROOT / "trainer/scripts/preloaded.py")
+    (tmp_path / "scripts/rank.py").write_text(RANK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    home = preloaded.PreloadedTrainer(sys.executable, ["no.such.module"])
+    try:
+        assert home.start(["-m", "scripts.rank"], {"SEEN": str(tmp_path / "seen")})
+        until((tmp_path / "seen").exists, PATIENCE)
+        pid = home._process.pid
+        rank = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+        home._process.send_signal(signal.SIGSTOP)
+        os.kill(rank, signal.SIGKILL)
+        assert home.wait() == preloaded.LOST
+        assert home.runner() is None and not home.start(["-m", "scripts.rank"], {})
+    finally:
+        home._process.kill()
+        home._process.wait()
