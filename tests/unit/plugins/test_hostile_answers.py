@@ -17,10 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
-from ansible_collections.nanochat.ddp.plugins.filter.values import closing_table, status_table
+from ansible_collections.nanochat.ddp.plugins.filter.values import status_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
@@ -29,7 +28,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Seen, StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, phases_text, regrouped
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import judge
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import carrier
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.watch import closing_table
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import doctor, preflight
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan import plan_probes
@@ -76,24 +75,7 @@ def cases(*documents: Any) -> Iterator[Any]:
         yield mutated(documents[number % len(documents)], chance)
 
 
-@pytest.fixture
-def answer_of(monkeypatch: pytest.MonkeyPatch):
-    """`answer_of(verb, document)`: the result of a task whose host prints this document."""
-    monkeypatch.setattr(ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
-    monkeypatch.setattr(carrier, "program", lambda *dummy: "")
-    monkeypatch.setattr(carrier, "python_of", lambda action, variables: ["python3"])
-
-    def answer(
-        verb: str, document: Any, delegate: str | None = None, host: str = "evil", hostvars: Any = None, **options: Any
-    ) -> dict[str, Any]:
-        args = {"verb": verb, **(options or ({"asked": {}} if verb == "host_info" else {"base_dir": "/srv"}))}
-        task = SimpleNamespace(args=args, check_mode=False, delegate_to=delegate, environment=None)
-        made = ActionModule(task, SimpleNamespace(has_pipelining=True), None, None, None, None)
-        printed = carrier.MARK + json.dumps(document)
-        monkeypatch.setattr(made, "_low_level_execute_command", lambda *dummy, **more: {"stdout": printed})
-        return dict(made.run(task_vars={"inventory_hostname": host, "hostvars": hostvars}))
-
-    return answer
+EVIL = {"inventory_hostname": "evil"}
 
 
 # Honest documents, in all their parts.
@@ -130,11 +112,11 @@ def row_of(host: str, text: str) -> list[str]:
     return next(line for line in text.splitlines() if line.split()[:1] == [host]).split()
 
 
-def test_whatever_a_host_says_of_its_run_the_others_keep_their_rows(answer_of):
+def test_whatever_a_host_says_of_its_run_the_others_keep_their_rows(agent):
     alone = row_of("good", shown({"good": {"run": GOOD}, "evil": {"failed": True, "msg": "broken"}}))
     refused = 0
     for run in cases(*RUNS):
-        told = answer_of("run_info", {"run": run})
+        told = agent("run_info", EVIL, prints={"run": run}, base_dir="/srv")
         screen = shown({"good": {"run": GOOD}, "evil": told})
         if told.get("failed"):
             refused += 1
@@ -145,16 +127,16 @@ def test_whatever_a_host_says_of_its_run_the_others_keep_their_rows(answer_of):
     assert refused > CASES / 3
 
 
-def test_the_host_that_was_asked_for_another_is_named(answer_of):
-    told = answer_of("run_info", {"run": {}}, "attic")
+def test_the_host_that_was_asked_for_another_is_named(agent):
+    told = agent("run_info", EVIL, prints={"run": {}}, delegate="attic", base_dir="/srv")
     assert (
         told["failed"] and told["msg"].startswith("attic sent an invalid answer: its ") and "is missing" in told["msg"]
     )
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run["state"])
-def test_an_honest_answer_is_believed(answer_of, run):
-    told = answer_of("run_info", {"run": run})
+def test_an_honest_answer_is_believed(agent, run):
+    told = agent("run_info", EVIL, prints={"run": run}, base_dir="/srv")
     assert told["run"] == json.loads(json.dumps(run))
     shown({"good": {"run": GOOD}, "evil": told})
 
@@ -190,10 +172,10 @@ def plan_with(probe: Any, **settings: Any) -> str:
     return render(made.plan)
 
 
-def test_whatever_a_host_says_of_itself_is_a_plan_or_a_sentence_about_it(answer_of, probes):
+def test_whatever_a_host_says_of_itself_is_a_plan_or_a_sentence_about_it(agent, probes):
     refused = 0
     for number, probe in enumerate(cases(*probes)):
-        told = answer_of("host_info", {"probe": probe})
+        told = agent("host_info", EVIL, prints={"probe": probe}, asked={})
         if told.get("failed"):
             refused += 1
             assert told["msg"].startswith("evil sent an invalid answer: its ") and told["msg"].isprintable()
@@ -204,9 +186,9 @@ def test_whatever_a_host_says_of_itself_is_a_plan_or_a_sentence_about_it(answer_
     assert refused > CASES / 4
 
 
-def test_honest_facts_are_believed(answer_of, probes):
+def test_honest_facts_are_believed(agent, probes):
     for probe in probes:
-        assert answer_of("host_info", {"probe": probe})["probe"] == probe
+        assert agent("host_info", EVIL, prints={"probe": probe}, asked={})["probe"] == probe
     assert plan_with(probes[0]).startswith("Run ") and plan_with(probes[2]).startswith("Run ")
 
 
@@ -230,7 +212,7 @@ def test_whatever_a_host_gives_the_doctor_is_evidence_or_a_sentence():
             "good": {"unreachable": True} if silent else good,
             "evil": {"evidence": json.loads(json.dumps(evidence))},
         }
-        told = diagnose(plan, results)
+        told = diagnose(Case.examined(plan, results))
         assert told["verdict"]["host"] in ("good", "evil")
         refused = [line for line in told["evidence"] if "sent an invalid answer" in line]
         assert all(line.startswith("rank 1 (evil): ") and line.isprintable() for line in refused)
@@ -248,24 +230,25 @@ def test_whatever_plan_a_host_sends_back_the_doctor_goes_by_one_that_can_be():
         if one:
             believed += 1
             assert re.fullmatch(r"[\w.-]+", one["run"]) and one["data_ports"]["high"] > 1023
-            diagnose(one, evidence)
+            diagnose(Case.examined(one, evidence))
     assert CASES / 10 < believed < CASES
 
 
-def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeypatch, answer_of):
+def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeypatch, agent):
     monkeypatch.setattr(preflight, "display_is_ours", lambda: False)
-    known: list[Any] = plan_probes.hosts()
-    plan = make_plan(known, tolerant=True).plan
+    machines: list[Any] = plan_probes.hosts()
+    plan = make_plan(machines, tolerant=True).plan
     honest: dict[str, Any] = HONEST["tries"]
     step = {"measured": {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}}
-    hostvars: dict[str, Any] = {host["name"]: {"ddp_probe": host["probe"]} for host in known}
+    hostvars: dict[str, Any] = {host["name"]: {"ddp_probe": host["probe"]} for host in machines}
     for told in cases(honest):
         for name, one in zip(hostvars, (honest, told), strict=True):
-            task = {"plan": plan, "hostvars": hostvars, "host": name}
+            known = {"inventory_hostname": name, "hostvars": hostvars}
             answering = {"responder": one.get("responder"), "is_held": False, "error": ""}
-            hostvars[name]["__preflight_answering"] = answer_of("start_responder", answering, **task)
+            hostvars[name]["__preflight_answering"] = agent("start_responder", known, prints=answering, plan=plan)
+            links = {"links": [one.get("link")]}
             hostvars[name].update(
-                ddp_links=answer_of("peer_check", {"links": [one.get("link")]}, rates=True, **task),
+                ddp_links=agent("peer_check", known, prints=links, plan=plan, rates=True),
                 __preflight_gloo={"stdout": json.dumps(one.get("gloo")), "rc": 0},
                 __preflight_step=step,
             )
