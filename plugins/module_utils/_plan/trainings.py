@@ -58,7 +58,7 @@ def differing(held: Sequence[HeldTraining], run: str) -> Iterator[Finding]:
     """Why the user must choose first, if the hosts hold several trainings of a run; to those who only look the newest counts."""
     if len(held) < 2:
         return
-    host, folder = next(iter(held[-1].folders.items()))
+    [(host, folder), *dummy] = held[-1].folders.items()
     aside = f"{os.path.dirname(os.path.dirname(folder))}/{run}-set-aside"
     command = shlex.quote(shlex.join(["mv", folder, aside]))
     seen = f"The hosts hold {len(held)} trainings of the run {run}: {'; '.join(one.in_words() for one in held)}"

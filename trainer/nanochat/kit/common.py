@@ -12,6 +12,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 from nanochat.rules.causes import Cause
@@ -22,6 +23,9 @@ BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
 # The process name of a rank, by which the collection recognises one.
 RANK_NAME = "nanochat-rank"
+
+# The current environment; tests pass their own.
+ENVIRON: Mapping[str, str] = MappingProxyType(os.environ)
 
 
 class UserError(Exception):
@@ -145,7 +149,7 @@ def disk_cause(error: OSError) -> Cause:
     return Cause.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Cause.DISK_FAILED
 
 
-def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
+def read_ranks(environ: Mapping[str, str] = ENVIRON) -> Ranks:
     """RANK, LOCAL_RANK and WORLD_SIZE from torchrun; a single process is rank 0 of 1."""
     try:
         rank, local, world = (
@@ -174,7 +178,7 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(found[0].split()) if found else frozenset()
 
 
-def matmul_type(wanted: str, environ: Mapping[str, str] = os.environ, flags: frozenset[str] | None = None) -> str:
+def matmul_type(wanted: str, environ: Mapping[str, str] = ENVIRON, flags: frozenset[str] | None = None) -> str:
     """The number type of matrix products: --matmul, or what NANOCHAT_DTYPE of nanochat's scripts asks for."""
     dtype = environ.get("NANOCHAT_DTYPE", "")
     if dtype not in ("", "float32", "bfloat16"):

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import socket
 import threading
@@ -33,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from nanochat.kit.common import Ranks, UserError, check_device, first_line
+from nanochat.kit.common import ENVIRON, Ranks, UserError, check_device, first_line
 from nanochat.rules.causes import Cause
 
 # Gloo gives up connecting only after five times its timeout; all ranks are present by then, so it is short.
@@ -104,7 +103,7 @@ def connect(
     ranks: Ranks,
     device: str,
     timeout: float,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] = ENVIRON,
     on_phase: OnPhase | None = None,
 ) -> Comm:
     """Join the other ranks at MASTER_ADDR:MASTER_PORT, if any; device: "cpu". on_phase is called for every phase."""
