@@ -28,13 +28,6 @@ def test_a_file_gets_content_and_mode(tmp_path):
     assert (files.read_text(f"{tmp_path}/none"), files.read_bytes(f"{tmp_path}/none")) == ("", b"")
 
 
-def test_json_is_read_as_it_was_written(tmp_path):
-    path = str(tmp_path / "state.json")
-    files.write_json(path, {"step": 3, "name": "Käthe"})
-    assert files.read_object(path) == {"step": 3, "name": "Käthe"}
-    assert files.read_object(str(tmp_path / "none")) == files.read_object(str(tmp_path)) == {}
-
-
 def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
     path = tmp_path / "plan.json"
     path.write_text("old")
