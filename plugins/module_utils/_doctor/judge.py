@@ -17,6 +17,7 @@ from .._contract.findings import Finding, finding
 from .._contract.findings_table import WARNING
 from .._kit.words import bytes_text
 from .._rules.causes import LOSSES
+from .._run.health import OTHER, PHASES
 from .._run.sentences import apart_text, history, reason
 from .._run.state import AWAY, CRASHED, FINISHED, RUNNING, STOPPED
 from .case import Case
@@ -35,7 +36,6 @@ from .evidence import (
 
 PASSES = ("open", "refused")  # answers of a peer that prove a two-way path
 LOST_PACKETS = ("timeout", "no route")
-WAITING = ("sync", "head", "agree", "rendezvous", "end")
 
 
 class Diagnosis(TypedDict):
@@ -330,7 +330,7 @@ def latest(case: Case) -> Optional[str]:
     counted = positions(case)
     if len(set(counted.values())) > 1:
         return min(counted, key=lambda host: counted[host])
-    elsewhere = [host for host, found in case.known.items() if found["run"]["phase"] not in WAITING]
+    elsewhere = [host for host, found in case.known.items() if not PHASES.get(found["run"]["phase"], OTHER).waits]
     if len(elsewhere) != 1 or len(case.known) < 2:
         # Of several at the same one, the one that computes delays the others.
         elsewhere = [host for host in elsewhere or case.known if works(case.known[host])]

@@ -224,23 +224,32 @@ class Health:
 # -- one rank's progress ------------------------------------------------------------------------------------------------
 
 
-class Patience(NamedTuple):
-    """Timeouts without progress: for a rank that uses no CPU, and for one that does."""
+class Phase(NamedTuple):
+    """A phase of a trainer: its words, and its timeouts without progress for a rank that uses no CPU, and for one that does."""
 
+    words: str
     idle: str
     working: str
+    waits: bool = False  # for other ranks
 
 
-# The one table of timeouts. A step has a usual length; phases that use a disk or have no usual length get the plan's timeout
-# or three times that.
-PATIENCE: Dict[Optional[str], Patience] = {
-    # At the end ranks wait for each other, without using CPU.
-    **dict.fromkeys(("start", "rendezvous", "agree", "end"), Patience("start", "timeout")),
-    **dict.fromkeys(("resume", "share"), Patience("timeout", "long")),
-    "data": Patience("step", "long"),
-    **dict.fromkeys(("forward_backward", "head", "sync", "optimizer"), Patience("step", "timeout")),
-    **dict.fromkeys(("eval", "sample", "save"), Patience("long", "long")),
-    None: Patience("step", "long"),  # a phase of another version
+STEP = Phase("making the first step", "step", "timeout")
+OTHER = Phase("", "step", "long")  # of another version
+# The one table of phases. A step has a usual length; phases that use a disk or have no usual length get the plan's timeout or three times
+# that.
+PHASES: Dict[Optional[str], Phase] = {
+    "start": Phase("loading", "start", "timeout"),
+    "rendezvous": Phase("waiting for the others", "start", "timeout", waits=True),
+    "agree": Phase("comparing settings", "start", "timeout", waits=True),
+    "resume": Phase("reading the checkpoint", "timeout", "long"),
+    "data": Phase("opening the data", "step", "long"),
+    **dict.fromkeys(("forward_backward", "optimizer"), STEP),
+    **dict.fromkeys(("head", "sync"), STEP._replace(waits=True)),
+    "eval": Phase("evaluating", "long", "long"),
+    "sample": Phase("writing samples", "long", "long"),
+    "save": Phase("saving", "long", "long"),
+    "share": Phase("changing the shares of the work", "timeout", "long"),
+    "end": Phase("ending", "start", "timeout", waits=True),  # without using CPU
 }
 
 
@@ -249,7 +258,7 @@ def patience(one: Seen, limits: StallLimits, one_missing: bool) -> Tuple[float, 
 
     one_missing: another rank is known to be missing, so a rank without CPU use can only be waiting for it.
     """
-    idle, working = PATIENCE.get("start" if one.is_mute else one.run["phase"], PATIENCE[None])
+    phase = PHASES.get("start" if one.is_mute else one.run["phase"], OTHER)
     usual = one.run["step_seconds"] if one.run["steps_counted"] >= 2 else None  # ignoring the first steps
     seconds = {
         "start": limits.start,
@@ -257,8 +266,8 @@ def patience(one: Seen, limits: StallLimits, one_missing: bool) -> Tuple[float, 
         "timeout": limits.timeout,
         "long": 3 * limits.timeout,
     }
-    without = limits.minimum if one_missing else seconds[idle]
-    return without, max(without, seconds[idle], seconds[working])
+    without = limits.minimum if one_missing else seconds[phase.idle]
+    return without, max(without, seconds[phase.idle], seconds[phase.working])
 
 
 def has_no_heartbeat(one: Seen, limits: StallLimits) -> bool:

@@ -10,25 +10,11 @@ from typing import Dict, List, Sequence, Tuple
 
 from .._contract.keeper_states import IDLE, RESTING, TRAINING
 from .._kit.words import clock_text, loss_text, named, seconds_text, share_text, speed_text
-from .health import Health, Seen
+from .health import OTHER, PHASES, STEP, Health, Seen
 from .sentences import apart_text, ends_text
 
-STEP = ("forward_backward", "head", "sync", "optimizer")
-PHASES = {
-    "start": "loading",
-    "rendezvous": "waiting for the others",
-    "agree": "comparing settings",
-    "resume": "reading the checkpoint",
-    "data": "opening the data",
-    **dict.fromkeys(STEP, "making the first step"),
-    "eval": "evaluating",
-    "sample": "writing samples",
-    "save": "saving",
-    "share": "changing the shares of the work",
-    "end": "ending",
-}
 # What all ranks wait for between steps and after a start.
-PAUSES = ("eval", "sample", "save", "share", "start", "rendezvous", "agree", "resume", "data")
+PAUSES = [name for name, one in PHASES.items() if one.words != STEP.words and name != "end"]
 SLOW_STEP = 2.0  # from this usual step time on, the line counts the seconds since the last step
 QUIET = 3.0  # and after this long without news
 LONGEST_PAUSE = 25.0  # longest interval between polls, unless nothing new is expected
@@ -105,7 +91,7 @@ def _since_step(ranks: Sequence[Seen]) -> str:
         if run["batch"]:
             return "evaluating, batch %s" % "/".join(str(run[name]) for name in ("batch", "batches") if run[name])
         if run["phase"] in PAUSES:
-            return "%s for %s" % (PHASES[run["phase"]], whole_seconds((run["phase_seconds"] or 0.0) + one.looked))
+            return "%s for %s" % (PHASES[run["phase"]].words, whole_seconds((run["phase_seconds"] or 0.0) + one.looked))
     return "%s ago" % whole_seconds(min(ages))
 
 
@@ -149,10 +135,11 @@ def _doing(one: Seen) -> str:
     phase, run = one.run["phase"], one.run
     if phase == "resume" and not run["checkpoint"]:
         return "making the model"
-    if phase in STEP and (run["done"] or run["checkpoint"]):
+    words = PHASES.get(phase, OTHER).words
+    if words == STEP.words and (run["done"] or run["checkpoint"]):
         return "making a step"
     if phase:
-        return PHASES.get(phase, str(phase))
+        return words or str(phase)
     return {"running": "started", "None": "not seen yet"}.get(str(run["state"]), str(run["state"]))
 
 

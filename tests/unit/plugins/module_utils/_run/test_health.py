@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import C
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import (
-    PATIENCE,
+    PHASES,
     UNSEEN,
     Health,
     Seen,
@@ -133,7 +133,7 @@ def test_every_phase_of_the_trainer_has_its_patience() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")))
     told = set(re.findall(r"\.enter\(\"(\w+)\"", source))
     assert {"head", "forward_backward", "save"} < told
-    assert {"start", *told} == {phase for phase in PATIENCE if phase}
+    assert {"start", *told} == set(PHASES)
 
 
 WAITS = keeper("idle", 3, why="b is not heard", hosts=["a", "b"])
