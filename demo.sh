@@ -33,11 +33,11 @@ main() {
 
 next_steps() {
     printf '\nNext, in %s:\n  export PATH=%s/bin:%s\n' "$ROOT" "$VENV" "\$PATH"
-    printf '  %-59s # %s\n' \
-        "ansible-playbook nanochat.ddp.chat -e ddp_run=$1" "it goes on with your text" \
-        "ansible-playbook train.yml -e ddp_run=$1 -e ddp_stage=sft" "makes it answer" \
-        "ansible-playbook nanochat.ddp.status" "one screen on the run" \
-        "./demo.sh --storm" "a rank is killed, a node freezes"
+    printf '  %-60s # %s\n' \
+        "ansible-playbook nanochat.ddp.chat -e ddp_run=$1" "continue text" \
+        "ansible-playbook train.yml -e ddp_run=$1 -e ddp_stage=sft" "make it answer" \
+        "ansible-playbook nanochat.ddp.status" "state, speed" \
+        "./demo.sh --storm" "kills a rank"
     printf 'Open runs/%s/report.html in a browser. Your own machines: docs/start.md.\n' "$1"
 }
 

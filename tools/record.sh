@@ -16,7 +16,7 @@ shot() {
     chromium --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync \
         --user-data-dir="$profile" --hide-scrollbars --screenshot="$2" --window-size="$3,$4" --virtual-time-budget=2000 "${@:5}" "file://$1" 2>/dev/null
     rm -rf "$profile"
-    convert "$2" -colors 128 "$2"
+    convert "$2" +dither -colors 128 "$2"
 }
 
 # talk COMMAND PAGE: asks the model the questions below, and replaces what the page shows of the last talk.
@@ -38,6 +38,7 @@ seen() { tmux -L record capture-pane -p | sed 's/ *$//' | sed -e :a -e '/^\n*$/{
 hide_paths() { sed -e "s#$ROOT#~/nanochat.ddp#g" -e "s#$CACHE#~/.cache/nanochat-ddp#g" -e "s#$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')#/usr/lib/python3#g" -e "s#$HOME#~#g"; }
 
 # film FILE COMMAND...: the terminal while the commands run, as an animated SVG of twice the speed; no screen stays longer than a second.
+# It begins with the screen on which the run ended, for pages that do not move.
 film() {
     local svg=$1 folder command
     shift
@@ -47,8 +48,15 @@ film() {
     exec 3< <(exec sleep infinity)
     termtosvg record "$folder/real" -g 118x30 -c "bash $folder/commands" <&3
     kill $!
-    hide_paths <"$folder/real" | awk 'NR == 1 { print } NR > 1 { match($0, /[0-9.]+/); print "[" substr($0, RSTART, RLENGTH) / 2 substr($0, RSTART + RLENGTH) }' \
-        >"$folder/fast"
+    hide_paths <"$folder/real" | awk '
+        NR == 1 { print; next }
+        { match($0, /[0-9.]+/); at[NR] = substr($0, RSTART, RLENGTH) / 2; rest[NR] = substr($0, RSTART + RLENGTH) }
+        /weights identical/ { end = NR }
+        END {
+            for (line = 2; line <= end; line++) print "[0" rest[line]
+            print "[2, \"o\", \"\\u001b[H\\u001b[2J\"]"
+            for (line = 2; line <= NR; line++) print "[" at[line] + 2.2 rest[line]
+        }' >"$folder/fast"
     termtosvg render "$folder/fast" "$svg" -m 200 -M 1000 -D 6000 -t window_frame
     rm -r "$folder"
 }
@@ -64,7 +72,7 @@ pictures() {
     shot "$ROOT/runs/demo/report.html" "$IMAGES/report-phone-dark.png" 420 1400 --blink-settings=preferredColorScheme=0
     ansible-playbook train.yml -i inventory -e ddp_stage=sft
     talk "ansible-playbook nanochat.ddp.chat -i inventory -e temperature=0" "$ROOT/docs/chat.md"
-    film "$IMAGES/storm.svg" './demo.sh --storm' "ansible-playbook nanochat.ddp.chat -i inventory -e ddp_run=storm -e '{\"prompt\": \"import os\"}'"
+    film "$IMAGES/storm.svg" './demo.sh --storm' "ansible-playbook nanochat.ddp.chat -i inventory -e ddp_run=storm -e '{\"prompt\": \"Once upon a time\"}'"
 }
 
 transcripts() {

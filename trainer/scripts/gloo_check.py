@@ -34,6 +34,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SMALL_ROUNDS = 20
 # Messages at once, about as many as a small model's step has, and so small that a line's rate does not count.
 MESSAGES, MESSAGE_FLOATS = 20, 16
+MOST_SWAPS, SWAP_SECONDS = 200, 0.2
 # The large tensor takes too long where this part of it takes longer; then the part is what is measured.
 PART, PART_SECONDS = 8, 0.5
 
@@ -58,7 +59,11 @@ def measure(comm: Comm, size: int, rounds: int) -> dict[str, float]:
     small = statistics.median(timed(comm, lambda: sum_up(comm, torch.zeros(1))) for dummy in range(SMALL_ROUNDS))
     measured = {"latency_ms": round(small * 1000, 3), "message_ms": 0.0, "bandwidth_mbit": 0.0}
     if comm.world > 1:
-        message = statistics.median(timed(comm, lambda: swap(comm)) for dummy in range(SMALL_ROUNDS)) / MESSAGES
+        # All ranks must decide alike.
+        slowest = max(comm.exchange("the seconds of a small sum", small))
+        swaps = max(SMALL_ROUNDS, min(MOST_SWAPS, int(SWAP_SECONDS / slowest)))
+        # The lower quartile: the median varies threefold from one start to the next, this by a quarter.
+        message = statistics.quantiles(timed(comm, lambda: swap(comm)) for dummy in range(swaps))[0] / MESSAGES
         bulk, summed = measure_bulk(comm, torch.ones(size // 4), rounds)
         sent = 2 * (comm.world - 1) * summed / comm.world
         measured |= {"message_ms": round(message * 1000, 3), "bandwidth_mbit": round(sent * 8 / bulk / 1e6, 1)}

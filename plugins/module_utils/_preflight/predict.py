@@ -184,8 +184,8 @@ def prediction_text(plan: Plan, predicted: Outlook) -> str:
     ]
     if predicted["batch"]:
         lines.append(
-            f"  this link is too slow to hide what a step of {plan['training']['total_batch']} tokens sends; "
-            f"ddp_total_batch {predicted['batch']} would make steps long enough for it"
+            f"  a step of {plan['training']['total_batch']} tokens is too short to hide what it sends over this link; "
+            f"ddp_total_batch {predicted['batch']} would be long enough"
         )
     lines.append(f"  {plan['training']['iterations']} steps take about {seconds_text(predicted['eta_seconds'])}")
     return "\n".join(["Expected", *lines])

@@ -149,7 +149,7 @@ def page_data(run: CollectedRun, others: Sequence[CollectedRun], compare: Compar
     missing = sorted(host for host in planned if host_folder(host) not in [rank.host for rank in run.ranks])
     times = [at for rank in run.ranks for event in rank.files.events if (at := finite(event.get("time"))) is not None]
     model = section(start, "model")
-    made = whole(section(model, "parameters"), "total")
+    depth, made = whole(section(model, "config"), "n_layer"), whole(section(model, "parameters"), "total")
     return {
         "run": run.name,
         "running": any(rank.run["state"] == RUNNING for rank in run.ranks),
@@ -157,7 +157,7 @@ def page_data(run: CollectedRun, others: Sequence[CollectedRun], compare: Compar
         "digest": run.plan.get("digest"),
         "began": min(times, default=None),
         "as_of": max(times, default=None),
-        "model": "depth %s" % model.get("depth") + (", {:,} parameters".format(made) if made else "") if model else "",
+        "model": ", ".join(words for words in (depth and f"depth {depth}", made and f"{made:,} parameters") if words),
         "data": text(section(run.plan, "data"), "id"),
         "hosts": hosts_over_time(run, max(times, default=0.0)),
         "identical": None if missing else is_identical(run.health),

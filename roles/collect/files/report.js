@@ -218,13 +218,13 @@
 
   // -- what is drawn ------------------------------------------------------------------------------------------------
 
-  const average = (values, beta) => {
-    let mean = 0, weight = 0;
-    return values.map((value) => {
-      if (!known(value)) return null;
-      mean = beta * mean + (1 - beta) * value;
-      weight = beta * weight + (1 - beta);
-      return mean / weight;
+  // The mean of each step and its neighbours on both sides: unlike a trailing mean it does not lag behind a falling loss.
+  const smooth = (values) => {
+    const reach = Math.max(2, Math.round(values.length / 30)), sums = [0], counts = [0];
+    values.forEach((value, at) => { sums.push(sums[at] + (known(value) ? value : 0)); counts.push(counts[at] + (known(value) ? 1 : 0)); });
+    return values.map((value, at) => {
+      const from = Math.max(0, at - reach), to = Math.min(values.length, at + reach + 1);
+      return known(value) ? (sums[to] - sums[from]) / (counts[to] - counts[from]) : null;
     });
   };
 
@@ -252,8 +252,7 @@
   const perRank = (key, map = (value) => value) => data.ranks.filter((rank) => rank.columns[key]).map((rank) => ({
     name: hostName(rank), color: rankColor(data.ranks.indexOf(rank)), x: rank.columns.step, y: rank.columns[key].map((value, at) => known(value) ? map(value, rank, at) : null), gap: 1,
   }));
-  const beta = (values) => values.length > 500 ? 0.98 : 0.9;
-  const smoothed = (table, key, name, color) => ({ name: `${name ? `${name}, ` : ''}smoothed`, color, x: table.step, y: average(table[key], beta(table[key])) });
+  const smoothed = (table, key, name, color) => ({ name: `${name ? `${name}, ` : ''}smoothed`, color, x: table.step, y: smooth(table[key]) });
 
   // All steps of the run, whichever ranks made them.
   const steps = new Map([...data.ranks].reverse().flatMap(({ columns }) => columns.step.map((step, at) => [step, [columns.loss, columns.tokens_per_second].map((values) => values ? values[at] : null)])));
@@ -302,7 +301,7 @@
 
   const drawTrainingTiles = (one) => {
     tile('steps made', known(one.steps) ? `${number(one.done, 0)} of ${number(one.steps, 0)}` : number(one.done, 0));
-    tile(`loss, smoothed, from ${loss(one.first_loss)}`, loss(average(table.loss, beta(table.loss)).filter(known).pop()));
+    tile(`loss, smoothed, from ${loss(one.first_loss)}`, loss(smooth(table.loss).filter(known).pop()));
     if (!tunes || known(one.val_bpb)) tile(tunes ? 'held-out conversations, bits per byte' : 'validation, bits per byte', loss(one.val_bpb));
     tile('tokens per second', speed(one.tokens_per_second_mean));
   };

@@ -150,7 +150,7 @@ def test_the_batch_that_hides_the_transfers_of_a_slow_link_is_named(mbit, sync, 
     document, each = plan(sync=sync), speeds(0.5, 0.5)
     predicted = predict.outlook(document, each, lambda hosts: Link(mbit, 1.0))
     assert predicted["batch"] == batch
-    told = f"too slow to hide what a step of 2048 tokens sends; ddp_total_batch {batch} would"
+    told = f"a step of 2048 tokens is too short to hide what it sends over this link; ddp_total_batch {batch} would"
     assert (told in predict.prediction_text(document, predicted)) is bool(batch)
 
 

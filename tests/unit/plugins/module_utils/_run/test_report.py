@@ -49,6 +49,7 @@ def append(path: Path, *events: dict[str, Any]) -> None:
 
 def test_every_figure_of_every_step_is_in_the_page_as_it_was_written(run: Path) -> None:
     data = report_data(run)
+    assert data["model"] == "depth 4, 7,340,162 parameters"
     for rank in (0, 1):
         events = lines_of(run / f"node{rank + 1}" / f"metrics-rank{rank}.jsonl")
         steps = [event for event in events if event["kind"] == "step"]
