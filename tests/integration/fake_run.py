@@ -30,11 +30,9 @@ def step_event(step: int, rank: int, at: float, seconds: float = 0.5) -> dict[st
 
 def start_of(rank: int, steps: int, resumed: int | None = None) -> list[Any]:
     """The start, as run_folders has it described."""
-    kernels = ["norm", "adamw"] if rank == 0 else []
-    return [
-        "start",
-        {"step": resumed or 0, "steps": steps, "resumed_from": resumed, "kernels": kernels, "capability": "AVX2"},
-    ]
+    more = {"kernels": ["norm", "adamw"] if rank == 0 else [], "capability": "AVX2"}
+    model = {"config": {"n_layer": 4}, "parameters": {"total": 7_340_162}}
+    return ["start", {"step": resumed or 0, "steps": steps, "resumed_from": resumed, "model": model, **more}]
 
 
 def start_event(rank: int, world: int, steps: int, at: float, resumed: int | None = None) -> dict[str, Any]:
