@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+from nanochat.join.optimizer import World
 from nanochat.join.script import Script
-from nanochat.join.world import World
 from nanochat.kit.common import UserError, base_dir, checkpoint_dir
 from nanochat.kit.settings import Settings, make_parser
 from nanochat.parallel.comm import Comm

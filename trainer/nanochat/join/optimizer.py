@@ -1,22 +1,22 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Makes a checkout's own optimizer train together: its update rules, our exchanges.
+"""Makes a checkout's own optimizer train together: its update rules, our exchanges, also for what its scripts call themselves.
 
-It takes itself for the only rank. Every rank updates AdamW's groups from the averaged gradients. Of each Muon group it is shown only
-the matrices that this rank updates; the updated ones are then sent to all. What is saved is the file of a single rank.
+The optimizer takes itself for the only rank. Every rank updates AdamW's groups from the averaged gradients. Of each Muon group it is
+shown only the matrices that this rank updates; the updated ones are then sent to all. What is saved is the file of a single rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nanochat.join.world import World
 from nanochat.kit.common import UserError
 from nanochat.model.optim import muon_shapes
 from nanochat.parallel.comm import Comm
@@ -81,6 +81,45 @@ class Exchange:
             for at, part in zip(ids(), sent(), strict=True):
                 values = part.view(len(at), gradient.size(1)).to(gradient.dtype)
                 gradient.index_add_(0, at, values, alpha=1 / self.comm.world)
+
+
+class World:
+    """torch.distributed as a script written for NCCL calls it, over our connection, which is made once and says who is missing.
+
+    While `alone`, its answers are those of a single rank.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        # Also for a single rank: scripts below torchrun assume that they are one of several.
+        self.comm, self.alone = comm, comm.world == 1
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Put our functions where scripts look them up by name."""
+        replacements = {
+            "get_rank": lambda *dummy, **options: 0 if self.alone else self.comm.rank,
+            "get_world_size": lambda *dummy, **options: 1 if self.alone else self.comm.world,
+            # The group already exists, and is still needed for a joint end.
+            "init_process_group": lambda *dummy, **options: None,
+            "destroy_process_group": lambda *dummy, **options: None,
+            "barrier": self.barrier,
+            "all_reduce": self.all_reduce,
+        }
+        originals = {name: getattr(dist, name) for name in replacements}
+        vars(dist).update(replacements)
+        try:
+            yield
+        finally:
+            vars(dist).update(originals)
+
+    def barrier(self, *dummy: Any, **options: Any) -> None:
+        self.comm.barrier("the evaluation on all ranks")
+
+    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, *dummy: Any, **options: Any) -> None:
+        """One rank may evaluate for much longer than a step takes."""
+        self.barrier()
+        reduce = dist.distributed_c10d.all_reduce
+        self.comm.wait(self.comm.launch("a sum over all ranks", lambda: reduce(tensor, op, async_op=True)))
 
 
 class JoinedOptimizer:

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanochat.join.optimizer import FILES_KEY, JoinedOptimizer
-from nanochat.join.world import World
+from nanochat.join.optimizer import FILES_KEY, JoinedOptimizer, World
 from nanochat.kit.common import UserError
 from nanochat.parallel.agreement import check_identical, start_alike
 from nanochat.record.journal import Journal
