@@ -346,9 +346,8 @@ def add_expected(
     taken = step_model.choose_sync(job, each, link)
     for row in rows:
         kind = str(row["sync"]).removesuffix(SHARED).removesuffix(UNDO)
-        other = job.under(kind) if kind in step_model.WAYS else None
-        if other and (other.head == "shared") == row["sync"].endswith(SHARED):
-            row["expected"] = step_model.predict(other, each, link).seconds
+        if kind in step_model.WAYS and (job.under(kind).head == "shared") == row["sync"].endswith(SHARED):
+            row["expected"] = step_model.predict(job.under(kind), each, link).seconds
             row["auto"] = kind == taken
 
 
