@@ -65,7 +65,7 @@ def test_a_task_that_needs_root_says_so_by_the_variable_that_wins():
     """`become: true` of a task is beaten by the play's variable."""
     assert [(path, task["name"]) for path, task in tasks() if task.get("become")] == []
     root = {path.split("/")[1] for path, task in tasks() if "ansible_become" in task.get("vars", {})}
-    assert root == {"network", "plan", "tracker"}
+    assert root == {"network", "plan"}
 
 
 def test_field_42_what_all_hosts_say_is_worked_out_once_and_not_by_every_host():
