@@ -78,6 +78,12 @@ def events(rank: int, world: int, run: str, host: Case) -> Iterator[dict[str, An
         yield {"kind": kind, "time": clock, "step": step, **known, **more}
 
 
+def oom_kills() -> int:
+    """How often this kernel has killed a process because memory ran out."""
+    counts = dict(line.split() for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines())
+    return int(counts["oom_kill"])
+
+
 class RunFolders:
     """Base folders of one case, and the processes in them."""
 
@@ -138,6 +144,8 @@ class RunFolders:
             "steps": 100,
             "collective": None,
             **host.get("heartbeat", {}),
+            # The kernel killed nothing since, whatever it has killed on this machine before.
+            "oom_kills": oom_kills(),
         }
 
     def _alive(self, host: Case, node: Case, name: str) -> dict[str, Any]:
