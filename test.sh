@@ -20,7 +20,7 @@ HOST_PYTHONS=(3.9 3.13)
 SYSTEMS=(bookworm trixie testing)
 
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
-EVERY_TIME=("trainer,pins,cores+integration+lint,unit,docs,molecule:site")
+EVERY_TIME=("trainer,cores+integration,docs+lint,unit,pins,molecule:site")
 # `all` runs these behind it.
 THE_REST=("molecule:no_sudo,molecule:restart,molecule:firewalls,firewall_pins" "molecule:mixed+molecule:membership,long" "storm+cores:all,systems")
 
