@@ -18,6 +18,7 @@ from .._rules.ways import WAYS
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
 MOST_DOUBLINGS = 10  # of the batch
 SLOWED = 1.25  # a step that transfers make this many times as long is slow
+FEWEST_STEPS = 5  # whose speed says something
 BUSY_LOAD = 2.0  # a processor's load in the last minute, which a run alone does not reach
 
 
@@ -250,8 +251,9 @@ def difference(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]], sp
 
 
 def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]]) -> str:
-    """The prediction compared with the result (host -> run_info); empty if there is none."""
-    speeds = [run["tokens_per_second_mean"] for run in happened.values() if run.get("tokens_per_second_mean")]
+    """The prediction compared with the result (host -> run_info); empty if there is none, or after few steps."""
+    told = [run for run in happened.values() if run["steps_counted"] >= FEWEST_STEPS]
+    speeds = [run["tokens_per_second_mean"] for run in told if run.get("tokens_per_second_mean")]
     if not speeds or not predicted.get("tokens_per_second"):
         return ""
     speed, expected = min(speeds), predicted["tokens_per_second"]

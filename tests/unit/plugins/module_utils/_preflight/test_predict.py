@@ -176,12 +176,13 @@ def test_the_prediction_stands_beside_what_happened():
     assert "(-10%)" in text
     assert "300 ms" in text
     assert "sent 47.0 MB" in text
+    assert not predict.comparison_text(predicted, {"desktop": {**run, "steps_counted": 1}})
 
 
 def test_a_machine_with_other_work_is_named_instead_of_a_difference():
     document = plan()
     predicted = predict.outlook(document, speeds(1.0, 1.2), lambda hosts: GIGABIT, busy=["desktop"])
-    run = {"tokens_per_second_mean": 100.0, "wait_seconds": None, "steps_counted": 0, "load": 1.1}
+    run = {"tokens_per_second_mean": 100.0, "wait_seconds": None, "steps_counted": 9, "load": 1.1}
     text = predict.comparison_text(predicted, {"desktop": run, "laptop": {**run, "load": 4.2}})
     assert "%" not in text.splitlines()[0]
     assert "desktop had other work during the rehearsal and laptop had other work while it trained" in text
