@@ -170,7 +170,7 @@ def changes(plan: Plan) -> Iterator[str]:
     roots = [node["host"] for node in nodes if node["user"] == "root"]
     if roots:
         yield f"{named(roots)}: training runs as root, the user of the inventory; ansible_user names another"
-    yield f"PyTorch, once on each machine: about {bytes_text(VENV_BYTES)} of disk more"
+    yield f"PyTorch on each machine that lacks it: about {bytes_text(VENV_BYTES)} of disk more"
     keeper = plan.get("keeper")
     if plan["manage_firewall"] and any(node["peers"] for node in nodes):
         meets = f"port {master['port']} of {master['host']}"
