@@ -97,7 +97,7 @@ def bring_wheels(text: str, python: str, machine: str, folder: Path) -> dict[str
         some = [one for one in lacking if ("+cpu" in one.version) is bool(index)]
         if some:
             download(some, python, machine, folder, *(["--extra-index-url", index] if index else []))
-    return {path.name: (hash_file(str(path)), path.stat().st_size) for path in folder.iterdir()}
+    return {path.name: (there.get(path) or hash_file(str(path)), path.stat().st_size) for path in folder.iterdir()}
 
 
 def download(wanted: Sequence[Package], python: str, machine: str, folder: Path, *more: str) -> None:

@@ -9,6 +9,7 @@ import itertools
 import json
 import random
 import shutil
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -332,6 +333,15 @@ def test_field_32_a_million_blanks_end_with_a_sentence(tmp_path: Path, tokens: T
     with pytest.raises(DataError, match=r"row group 0 of .*a\.parquet"):
         loader.next_batch()
     loader.close()
+
+
+def test_a_reader_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
+    loader = odd_loader(tmp_path, lambda: None)
+    loader.packer.batch = sys.exit  # type: ignore[method-assign]
+    loader._put = lambda made: None  # type: ignore[method-assign]
+    with pytest.raises(DataError, match="the data reader thread died"):
+        for dummy in range(10):
+            loader.next_batch()
 
 
 def test_a_disk_that_gives_nothing_is_not_waited_for_without_end(tmp_path: Path) -> None:

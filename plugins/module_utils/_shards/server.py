@@ -19,6 +19,7 @@ import ipaddress
 import os
 import random
 import re
+import signal
 import socket
 import socketserver
 import threading
@@ -37,6 +38,7 @@ PIECE_WAIT_SECONDS = 0.5
 SHARE = ".share"
 NAME = "nanochat-shards"
 STOP_SECONDS = 10
+LIFETIME = 86400
 
 
 class ServerSettings(NamedTuple):
@@ -168,7 +170,8 @@ class Server(socketserver.ThreadingTCPServer):
         """A disconnecting peer is not worth reporting."""
 
     def work(self) -> None:
-        """Serve until idle or forgotten."""
+        """Serve until idle or forgotten; the alarm ends even what hangs."""
+        signal.alarm(LIFETIME)
         threading.Thread(target=self.serve_forever, daemon=True).start()
         self.last_asked = time.monotonic()
         time.sleep(1.0)  # its state is written meanwhile

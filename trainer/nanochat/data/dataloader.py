@@ -343,6 +343,8 @@ class Loader:
                     f"no data arrived for {now - moved:.0f} s; the last read was {self.packer.place()}; "
                     "check that disk, then resume."
                 )
+            if not self._thread.is_alive() and self._ready.empty():
+                raise DataError(f"the data reader thread died at {self.packer.place()}.")
 
 
 def why_not_exact(state: Mapping[str, Any], shards: Sequence[dataset.Shard]) -> str:

@@ -73,12 +73,15 @@ class KVCache:
         config = model.config
         shape = (config.n_layer, rows, capacity, config.n_head, config.head_dim)
         self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
+        self.capacity = capacity
         self.length = 0
         self.last_embedding: Tensor | None = None  # of the last token, before smearing
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k, v [B, T, H, D] of the new tokens; returns those of all tokens."""
         end = self.length + k.size(1)
+        if end > self.capacity:
+            raise ValueError(f"the cache holds {self.capacity} tokens, but {end} are needed")
         self.keys[layer, :, self.length : end] = k
         self.values[layer, :, self.length : end] = v
         return self.keys[layer, :, :end], self.values[layer, :, :end]

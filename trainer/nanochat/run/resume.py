@@ -132,6 +132,8 @@ def fetch(comm: Comm, folder: Path, step: int, writer: int | None, leader: int) 
     mine = [writer, _held(folder, step, writer)] if leader == comm.rank else None
     from_ranks = comm.exchange(f"who has step {step}", mine, patient=True)
     holders = [rank for rank, held in enumerate(from_ranks) if held and held[0] is not None]
+    if not holders:
+        raise BadCheckpoint(f"no rank has a complete step {step} any more; start again.")
     source, (theirs, listed_files) = holders[0], from_ranks[holders[0]]
     files = [FileEntry(*file) for file in listed_files]
     if wrong := [file.name for file in files if checkpoints.step_of(file.name) != step]:
