@@ -65,13 +65,13 @@ class Lab:
             "keeper_port": 29400,
             "checkpoint_bytes": 10**7,
             "venv_dir": sys.prefix,
-            "tools_dir": str(TRAINER),
+            "trainer_dir": str(TRAINER),
         }
         return {
             "timeout_seconds": 60,
             "world": len(HOSTS),
             "master": {"host": HOSTS[0], "address": self.address(HOSTS[0]), "port": 29500},
-            "trainer": {"source": "ours", "script": "scripts.base_train"},
+            "trainer": {"script": "scripts.base_train"},
             "training": {"rows": [ROWS] * len(HOSTS), "device_batch": ROWS},
             "keeper": {"min_hosts": self.min_hosts, "grace_seconds": self.grace, "restarts": 1000},
             "nodes": [{**same, "host": host, "rank": rank, "address": self.address(host), "flags": self.flags(host)}

@@ -36,10 +36,6 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 OURS = re.compile(r"(py3\d*|cp3\d+)-(none|abi3|cp31[0-4])-(any|manylinux\w*_(x86_64|aarch64))")
 # What each further lock is for, and its packages; versions are those of the trainer's own lock where that has one.
 FURTHER = {
-    "checkout": (
-        "a nanochat checkout",
-        ["filelock<5", "jinja2<4", "psutil<8", "pyyaml<7", "requests<3", "tokenizers<1", "wandb==0.31.0"],
-    ),
     "wandb": ("ddp_tracker: wandb", ["wandb==0.31.0"]),
     "mlflow": ("ddp_tracker: mlflow, on every host", ["mlflow-skinny==3.17.2"]),
     "zig": ("ddp_kernels: zig", ["ziglang==0.17.0"]),

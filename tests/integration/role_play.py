@@ -77,7 +77,6 @@ class Play(Stage):
             "run_dir": f"{base}/runs/d4",
             "data_dir": f"{base}/data/{self.plan['data']['id']}",
             "trainer_dir": f"{base}/trainer",
-            "tools_dir": f"{base}/trainer",
             "venv_dir": f"{base}/venv",
             "flags": {},
             "argv": [f"{base}/venv/bin/python", "-m", "scripts.base_train"],

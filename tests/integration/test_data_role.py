@@ -14,7 +14,7 @@ import pytest
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, counts, messages, results
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import fill, parquet
 
-OTHERS = {"trainer": {"source": "ours"}, "timeout_seconds": 10}
+OTHERS = {"timeout_seconds": 10}
 
 
 @pytest.fixture

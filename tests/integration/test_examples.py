@@ -64,7 +64,7 @@ def settings_in(words: list[str]) -> Iterator[str]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The home that the examples take for granted: a folder of text, one of shards, a nanochat checkout, and a trained model."""
+    """The home that the examples take for granted: a folder of text, one of shards, and a trained model."""
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "one.txt").write_text("Call me Ishmael.\n")
     (tmp_path / "shards" / "tokenizer").mkdir(parents=True)
@@ -72,7 +72,6 @@ def home(tmp_path: Path) -> Path:
         (tmp_path / "shards" / f"shard_{number:05d}.parquet").write_bytes(b"PAR1")
     for name in ("tokenizer.pkl", "token_bytes.pt"):
         (tmp_path / "shards" / "tokenizer" / name).write_bytes(b"x")
-    shutil.copytree(ROOT / "tests/stand_in", tmp_path / "nanochat")
     (tmp_path / "desktop/runs/d4/base_checkpoints/d4").mkdir(parents=True)
     for name in ("model_000010.pt", "meta_000010.json"):
         (tmp_path / "desktop/runs/d4/base_checkpoints/d4" / name).write_text("{}")

@@ -47,7 +47,6 @@ class Launch(Play):
             "model": {"depth": 4},
             "training": {"resume": True},
             "data": {"id": "text-1"},
-            "trainer": {"source": "ours"},
         }
         super().__init__(folder, ("a", "b"), plan, environment)
         (folder / "trainer.py").write_text(TRAINER)

@@ -80,7 +80,7 @@ class Screen(Stage):
         ]
         watch = "{{ watch | default(true) }}"
         self.variables = {
-            "ddp_plan": {"run": "d4", "timeout_seconds": 60, "nodes": nodes, "trainer": {"source": "ours"}},
+            "ddp_plan": {"run": "d4", "timeout_seconds": 60, "nodes": nodes},
             "ddp_controller": {"watch": watch, "results_dir": str(folder / "runs"), "fresh": False},
             "ddp_node": {
                 "run_dir": "{{ ddp_base_dir }}/runs/d4",

@@ -55,14 +55,6 @@ def index(tmp_path):
     return folder
 
 
-@pytest.fixture
-def sources(tmp_path):
-    folder = tmp_path / "checkout"
-    (folder / "scripts").mkdir(parents=True)
-    (folder / "scripts/base_train.py").write_text("raise SystemExit('not to be run by a check')\n")
-    return folder
-
-
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
     """The controller's cache, with uv in it: fetched once for all tests."""
@@ -72,16 +64,11 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def play(tmp_path, index, sources, cache):
-    trainer = {
-        "source": "path",
-        "script": "scripts.base_train",
-        "url": str(sources),
-        "index": "default",
-        "packages": ["trainer"],
-    }
+def play(tmp_path, index, cache):
+    trainer = {"script": "scripts.base_train", "index": "default", "packages": ["trainer"]}
     ours = tmp_path / "trainer"
-    ours.mkdir()
+    (ours / "scripts").mkdir(parents=True)
+    (ours / "scripts/base_train.py").write_text("raise SystemExit('not to be run by a check')\n")
     write_lock(ours, index / "tiny_thing-1.0-py3-none-any.whl")
     plan: dict[str, object] = {"run": "d4", "trainer": trainer, "data": {"id": "x", "source": "text", "paths": []}}
     plan.update(timeout_seconds=10)
@@ -94,7 +81,7 @@ def play(tmp_path, index, sources, cache):
         "NANOCHAT_DDP_HOME": str(tmp_path / "cache"),
     }
     made = Play(tmp_path, "ab", plan, environment)
-    made.variables = {"trainer_src": str(ours), "trainer_cache": str(tmp_path / "cache")}
+    made.variables = {"trainer_src": str(ours)}
     return made
 
 
@@ -118,9 +105,7 @@ def test_under_a_training_no_host_is_changed(play):
     assert not list(used.iterdir()) and not Path(play.hosts["b"]["trainer_dir"]).exists()
 
 
-def test_hosts_get_the_trainer_and_one_look_is_enough_where_none_lacks_anything(play, sources):
-    play.plan["trainer"].update(source="ours")
-    shutil.copytree(sources, play.variables["trainer_src"], dirs_exist_ok=True)
+def test_hosts_get_the_trainer_and_one_look_is_enough_where_none_lacks_anything(play):
     for node in play.hosts.values():
         make_ready(node["data_dir"], node["run_dir"])
     checked = play.run("trainer", "--check")
@@ -215,18 +200,3 @@ def test_packages_that_cannot_be_imported_are_told_where_they_are_installed(play
     told = messages(play.run("trainer"))
     assert told and all("would not start with" in one and "ImportError: no libx.so" in one for one in told)
     assert not Path(play.hosts["a"]["venv_dir"], ".nanochat-ddp.json").exists()
-
-
-def test_sources_come_from_a_repository(play, sources, tmp_path):
-    def git(*arguments):
-        subprocess.run(["git", "-C", sources, "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True)
-
-    git("init", "-q", "-b", "main")
-    git("add", ".")
-    git("commit", "-q", "-m", "first")
-    play.plan["trainer"].update(source="git", url=f"file://{sources}")
-
-    account = play.run("trainer", "--check")
-
-    assert messages(account) == []
-    assert results(account, "Copy the trainer's files")["b"]["written"] == ["scripts/base_train.py"]

@@ -1,14 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whole trainings of two local nodes: a base model, its fine-tuning and a talk; a budget of time; a checkout whose ranks are joined."""
+"""Whole trainings of two local nodes: a base model, its fine-tuning and a talk; a budget of time."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -94,32 +93,3 @@ def test_training_fits_its_budget(nodes, tmp_path):
 
 def text_of(path: Path) -> str:
     return path.read_text() if path.exists() else ""
-
-
-def test_field_21_a_checkout_that_is_not_changed_trains_one_model(tmp_path):
-    stand_in = Path(shutil.copytree(ROOT / "tests/stand_in", tmp_path / "stand_in"))
-    shutil.copy(ROOT / "bench/baseline_model.py", stand_in / "nanochat")
-    with two_nodes(tmp_path, ddp_trainer_source=str(stand_in)) as nodes:
-        told = nodes.play("nanochat.ddp.train", "--tags", "launch")
-        assert "weights identical on both ranks" in told
-        rows = [line.split() for line in told.splitlines() if line.split()[2:3] == ["finished"]]
-        assert [row[:4] for row in rows] == [["one", "0", "finished", "3/3"], ["two", "1", "finished", "3/3"]]
-        runs = [tmp_path / host / "runs/d4" for host in ("one", "two")]
-        digests = [[event["digest"] for event in events(run, "digest")] for run in runs]
-        assert digests[0] == digests[1] and len(digests[0]) >= 2
-        assert all((run / "base_checkpoints/d4/model_000003.pt").exists() for run in runs)
-
-        assert "changed: nothing" in nodes.play("nanochat.ddp.train", "--tags", "launch")
-
-        # More steps, and a host that has lost what it had: it is given the newest checkpoint of the other.
-        shutil.rmtree(runs[1] / "base_checkpoints")
-        assert "5/5" in nodes.play("nanochat.ddp.train", "--tags", "launch", "-e", "ddp_iterations=5")
-        assert [event["resumed_from"] for run in runs for event in events(run, "start")] == [None, 3, None, 3]
-
-        # Its own chat_sft goes on from there.
-        told = nodes.play("nanochat.ddp.train", "--tags", "launch", "-e", "ddp_stage=sft", "-e", "ddp_sft_iterations=2")
-        assert "weights identical on both ranks" in told, told
-        tuned = [tmp_path / host / "runs/d4-sft" for host in ("one", "two")]
-        assert all((run / "chatsft_checkpoints/d4/model_000002.pt").exists() for run in tuned)
-        log = (tuned[0] / "log/rank0.log").read_text()
-        assert "Fine-tuning continues from step 5 in" in log

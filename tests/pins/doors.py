@@ -199,7 +199,7 @@ def plan_of(inventory: Case) -> dict[str, Any]:
         },
         "training": picked(plan["training"], _TRAINING),
         "data": picked(plan["data"], "source shards vocab_size id host paths url"),
-        "trainer": picked(plan["trainer"], "source script joined url torch offline"),
+        "trainer": picked(plan["trainer"], "script torch offline"),
         "nodes": nodes,
         "findings": found["facts"],
     }

@@ -246,7 +246,7 @@ def test_a_bug_is_located_even_if_its_traceback_cannot_be_written(alone: Job, ca
         try:
             raise ZeroDivisionError("a mistake")
         except ZeroDivisionError as error:
-            told = program.unexpected(run.journal, error, "nanochat.ddp")
+            told = program.unexpected(run.journal, error)
         assert words in str(told)
         assert f"crash-{os.getpid()}.txt" in str(told)
     assert "line " in str(told)

@@ -67,8 +67,4 @@ def _python(node: Node) -> List[str]:
 
 def _script(plan: Plan, node: Node, *before_flags: str) -> List[str]:
     """The script and its flags. Without --, torchrun would take the flags for abbreviations of its own."""
-    script = plan["trainer"]["script"]
-    if "join_flags" in node:
-        join = os.path.join(node["tools_dir"], "scripts", "join.py")
-        return [join, *before_flags, *flag_words(node["join_flags"]), script, *flag_words(node["flags"])]
-    return ["-m", script, *before_flags, *flag_words(node["flags"])]
+    return ["-m", plan["trainer"]["script"], *before_flags, *flag_words(node["flags"])]

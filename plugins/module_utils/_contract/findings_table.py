@@ -55,7 +55,7 @@ CATALOGUE: Dict[str, FindingKind] = {
         "Set ddp_venv_dir to another folder.",
     ),
     "source-missing": _error(
-        "Data or a trainer named in the settings does not exist", "The start would fail later, after other hosts were changed.",
+        "Data named in the settings does not exist", "The start would fail later, after other hosts were changed.",
         "Correct the path, the URL or ddp_data_shards, or put there what is missing.",
     ),
     "base-missing": _error(
@@ -93,10 +93,6 @@ CATALOGUE: Dict[str, FindingKind] = {
     "guest-blind": _info(
         "A guest cannot see everything that it could leave for", "ddp_polite=guest asks logind who sits at the machine.",
         "No action needed. Limit the time of day with ddp_hours, or say when to leave by a command, ddp_away_if.",
-    ),
-    "trainer-commit": _info(
-        "The commit of the trainer's repository", "The controller clones a git URL once, so that a resumed run uses the same code.",
-        "No action needed. Add -e trainer_update=true once to use the newest commit, or select one (URL#COMMIT).",
     ),
     "python-made": _info(
         "A Python is installed for the trainer",

@@ -96,15 +96,12 @@ class Data(DataContents):
 class Trainer(TypedDict):
     """The trainer and its packages."""
 
-    source: str  # ours, path or git
     script: str  # the module to start
-    url: Optional[str]  # the path or URL of another trainer
     torch: str
     index: str  # auto: of CPU builds first; default: only that of the host, with builds for CUDA
     python: str
     packages: List[str]  # the locks that the environment is made from
     offline: bool
-    joined: NotRequired[bool]  # only where a checkout's ranks are joined (trainer/scripts/join.py)
 
 
 class Keeper(TypedDict):
@@ -136,8 +133,7 @@ class Node(TypedDict):
     base_dir: str
     run_dir: str
     data_dir: str  # the store; run_dir/data holds exactly the plan's shards
-    trainer_dir: str  # working folder of argv
-    tools_dir: str  # this collection's own trainer, in tools/ beside another one
+    trainer_dir: str  # this collection's trainer: the working folder of argv
     venv_dir: str
     python: Optional[str]  # creates the venv; None if none was found
     python_version: Optional[str]
@@ -161,7 +157,6 @@ class Node(TypedDict):
     keeper_port: NotRequired[int]
     session_argv: NotRequired[List[str]]  # what the session runs instead of argv: the keeper
     guest: NotRequired[Guest]  # with ddp_polite guest
-    join_flags: NotRequired[Dict[str, object]]  # of the launcher that joins a checkout's ranks
 
 
 class Conversations(TypedDict):
@@ -182,8 +177,6 @@ class Here(TypedDict, total=False):
     """The controller's answers to the plan."""
 
     folders: Dict[str, Folder]
-    git: str  # why the repository cannot be cloned
-    commits: Dict[str, str]  # of the clone and of its repository
     read_only: str  # the folder for results, if it cannot be written
     conversations: ConversationFacts
     held_out: ConversationFacts
@@ -196,7 +189,6 @@ class Stage(TypedDict):
     base: str  # the run whose model it uses
     conversations: NotRequired[Conversations]  # conversations.jsonl in the run folder
     held_out: NotRequired[Conversations]  # conversations-val.jsonl in the run folder
-    script: NotRequired[str]  # a checkout's own
 
 
 class Plan(TypedDict):
@@ -225,10 +217,9 @@ def open_ports(plan: Plan, node: Node) -> List[int]:
 
 
 class ControllerQuestion(TypedDict):
-    """The plan's questions to the controller: folders, a repository, conversations, and where results go."""
+    """The plan's questions to the controller: folders, conversations, and where results go."""
 
     folders: List[str]
-    git: Optional[str]
     results: str
     conversations: Optional[str]
     held_out: Optional[str]

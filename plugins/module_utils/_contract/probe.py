@@ -149,7 +149,6 @@ class Folder(TypedDict):
     shards: int
     tokenizer: bool
     text_bytes: Optional[int]  # size of its visible files; null with very many folders
-    trainer: bool
 
 
 class PastSession(TypedDict):
@@ -240,7 +239,7 @@ class Probe(TypedDict):
     names: Names  # what the own name and the peers' names resolve to on this host
     sudo: Rights  # root's rights without a password: root, passwordless or none
     tmux: Dict[str, Optional[str]]  # path of tmux, or `null`
-    trainer: List[str]  # the folders below the base folder that have this collection's test programs
+    trainer: bool  # whether the base folder has this collection's test programs
     ports: List[PortHolder]  # holders of the given ports; session and run are those of this collection
     processes: List[TrainingProcess]  # training processes of any owner
     limits: Dict[str, Optional[int]]  # of files, processes, memory, file size and computing; null for none

@@ -8,10 +8,9 @@ from __future__ import annotations
 import glob
 import os
 import re
-from typing import Any, List, Mapping, Optional
+from typing import Any, List
 
 from .._rules.stages import LATER, STAGES
-from .document import section
 
 # The files of a tokenizer folder.
 TOKENIZER = ("tokenizer.pkl", "token_bytes.pt")
@@ -55,13 +54,6 @@ HELD_OUT = "conversations-val.jsonl"
 
 class RunNameError(ValueError):
     """An invalid run name; the text is for the user."""
-
-
-def trainer_of(plan: Mapping[str, object]) -> Optional[str]:
-    """Which trainer a plan uses; `joined` is a checkout that the launcher joins."""
-    trainer = section(plan, "trainer")
-    source = trainer.get("source")
-    return "joined" if trainer.get("joined") else source if isinstance(source, str) else None
 
 
 def plain_run_name(name: Any) -> str:

@@ -49,7 +49,10 @@ REMOVED_SETTINGS: Dict[str, Removed] = {
     ),
     "ddp_device": Removed("training is on CPUs. Remove it", ("auto", "cpu")),
     "ddp_dtype": Removed("numbers are float32. Remove it; ddp_matmul is the precision of matrix products", ("auto", "float32")),
-    "ddp_trainer_join": Removed("a checkout's ranks always train one model together. Remove it", ("true",)),
+    "ddp_trainer_source": Removed(
+        "the collection has its own trainer. Remove it; docs/guides/upstream.md says how models of nanochat's are exchanged", ("ours",),
+    ),
+    "ddp_trainer_join": Removed("the collection trains with its own trainer. Remove it", ("true",)),
     "ddp_quiet_minutes": Removed("a guest comes back after one quiet minute. Remove it", ("1", "1.0", "10", "10.0")),
     "ddp_heat_limit": Removed(
         "ddp_away_if is a command for that. Remove it; docs/guides/polite-guest.md has the command for heat", ("95", "95.0"),
@@ -153,7 +156,7 @@ class RunSettings:
         choices=tuple(STAGES),
         gone={
             "eval": "bits per byte are measured in every run, at ddp_eval_every steps and at its end",
-            "mid": "the checkout's scripts of today have no stage between base and sft; use those",
+            "mid": "nanochat has no stage between base and sft any more; use those",
         },
     )
     run: Optional[str] = _run(
@@ -264,9 +267,6 @@ class RunSettings:
     manage_firewall: bool = _network(True, "Open an active firewall to the peers, and only to them.")
 
     # The trainer
-    trainer_source: str = _trainer(
-        "ours", "Which trainer: ours (this collection's), the path of a nanochat checkout on the controller, or a git URL.",
-    )
     trainer_offline: bool = _trainer(
         False, "The hosts cannot reach a package index: the controller downloads the packages once and copies them.",
     )

@@ -104,7 +104,7 @@ class LocalRank:
 
     def prepare(self) -> None:
         """Load PyTorch before the next start is due."""
-        if self.plan["trainer"]["source"] == "ours" and self.preloaded is None and not self._exposed():
+        if self.preloaded is None and not self._exposed():
             # The next start reports a Python that is gone.
             with contextlib.suppress(OSError):
                 self.preloaded = PreloadedTrainer(self.python, [self.plan["trainer"]["script"]])
@@ -135,7 +135,7 @@ class LocalRank:
 
     def _exposed(self) -> str:
         """Who else could change what its rank runs; empty for nobody."""
-        used = (self.python, self.node["tools_dir"])
+        used = (self.python, self.node["trainer_dir"])
         return next(filter(None, (exposure(path, owned=False) for path in used)), "")
 
     def _from_preloaded(self, argv: List[str], added: Dict[str, str]) -> Optional[PreloadedTrainer]:

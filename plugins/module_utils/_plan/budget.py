@@ -139,8 +139,6 @@ def problems(run: RunSettings, hosts: Sequence[Host], begun: float, now: float) 
     if run.budget and run.finish_by:
         yield "ddp_budget and ddp_finish_by are both set; remove one of them."
         return
-    if run.trainer_source != "ours":
-        yield f"{name} needs this collection's own trainer; set ddp_trainer_source to ours, or ddp_iterations."
     if run.stage != stages.BASE:
         yield f"{name} is set, but ddp_stage is {run.stage}; only a base model can be fitted into a time: remove it."
     try:

@@ -16,7 +16,6 @@ from .._contract.plan import Node, Plan
 from .._contract.settings_table import RunSettings, rows
 from . import stages
 from .decided import Decided
-from .stages import BASE
 
 # Reuse big buffers instead of returning them to the kernel and faulting them in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
@@ -27,68 +26,31 @@ FLIGHT_RECORD_ENTRIES = "2000"
 Flags = Dict[str, object]  # by name without dashes: a number, a text, True for a switch, a list by rank
 
 
-# Flags of a nanochat checkout's scripts; those of later stages take shape and schedule from the checkpoint, and save at
-# their end.
-CHECKOUT_FLAGS = (
-    "run", "model-tag", "depth", "aspect-ratio", "head-dim", "max-seq-len", "window-pattern", "num-iterations",
-    "device-batch-size", "total-batch-size", "eval-every", "eval-tokens", "core-metric-every", "sample-every", "save-every",
-)  # fmt: skip
-LATER_FLAGS = (
-    "run", "model-tag", "max-seq-len", "num-iterations", "device-batch-size", "total-batch-size", "eval-every",
-    "eval-tokens",
-)  # fmt: skip
-# Benchmarks that would download tests and keep one rank busy for long.
-UNMEASURED = {stages.SFT: {"chatcore-every": -1}}
-
-
 def trainer_flags(decided: Decided, run_dir: str) -> Flags:
-    """The trainer's flags on a host; other trainers get only those that they have."""
+    """The trainer's flags on a host."""
     run = decided.run
     flags: Flags = {row.flag: getattr(run, row.field, None) for row in rows().values()}
     flags = {name: value for name, value in flags.items() if name and value is not None and value is not False}
     flags.update(
         {
-            "run": decided.name if decided.ours or run.tracker == "wandb" else "dummy",
-            # A checkout's later scripts read and write under the base model's name.
-            "model-tag": decided.name if decided.ours else stages.base_name(run),
+            "run": decided.name,
+            "model-tag": decided.name,
             "window-pattern": run.window_pattern.upper(),
             "core-metric-every": -1,
         }
     )
-    if decided.ours:
-        own: Flags = {
-            "run-dir": run_dir,
-            "save-minutes": run.save_minutes,
-            "tracker-uri": tracker_uri(run),
-            "rank-rows": list(decided.rows) if len(set(decided.rows)) > 1 else None,
-            "head-shares": list(decided.head_shares),
-            "rebalance": decided.rebalance,
-            "save-on-loss": bool(run.restarts),
-            "timed": decided.timed,
-        }
-        flags.update({name: value for name, value in own.items() if value})
-        flags.update(stages.flags(run, run_dir))
-    else:
-        known = CHECKOUT_FLAGS if run.stage == BASE else LATER_FLAGS
-        flags = {**{name: flags[name] for name in known}, "device-type": "cpu"}
-        flags.update(UNMEASURED.get(run.stage, {}))
-    return {**flags, **flags_in(run.extra_args)[0]}
-
-
-def join_flags(decided: Decided, run_dir: str) -> Flags:
-    """The flags of the launcher that joins a checkout's ranks."""
-    run = decided.run
-    flags: Flags = {
+    own: Flags = {
         "run-dir": run_dir,
-        "timeout-seconds": run.timeout,
-        "sync": run.sync,
-        "keep-checkpoints": run.keep_checkpoints,
-        "tracker": "mlflow" if run.tracker == "mlflow" else None,
+        "save-minutes": run.save_minutes,
         "tracker-uri": tracker_uri(run),
-        "base-checkpoints": stages.base_checkpoints(run, run_dir),
-        "resume": run.resume and decided.goes_on,
+        "rank-rows": list(decided.rows) if len(set(decided.rows)) > 1 else None,
+        "head-shares": list(decided.head_shares),
+        "rebalance": decided.rebalance,
+        "save-on-loss": bool(run.restarts),
+        "timed": decided.timed,
     }
-    return {name: value for name, value in flags.items() if value}
+    flags.update({name: value for name, value in own.items() if value})
+    return {**flags, **stages.flags(run, run_dir), **flags_in(run.extra_args)[0]}
 
 
 def flags_in(words: Sequence[str]) -> tuple[Flags, list[str]]:
@@ -163,10 +125,6 @@ def env(decided: Decided, node: Node, polite: str) -> dict[str, str]:
     }
     if node["cores"]:
         names["NANOCHAT_CORES"] = ",".join(str(number) for number in node["cores"])
-    if not decided.ours:
-        # nanochat compiles the model, which needs a C++ compiler on every host and minutes before the first step.
-        # Disabling compilation fails: if a whole function should be compiled, that is an error.
-        names["TORCH_COMPILE_OVERRIDE_BACKENDS"] = ">=0:eager"
     if run.tracker == "mlflow":
         names["MLFLOW_EXPERIMENT_NAME"] = f"nanochat-d{run.depth}"
     names.update(run.extra_env)

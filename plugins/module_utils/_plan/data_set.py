@@ -90,7 +90,7 @@ def text_bytes(run: RunSettings, hosts: Sequence[Host], plan: Plan) -> Optional[
 def times_read(plan: Plan, size: Optional[int]) -> Optional[float]:
     """How many times the run's steps read a text of this size, all but the shard for validation; None if unknown."""
     data, training = plan["data"], plan["training"]
-    if not size or plan["trainer"]["source"] != "ours" or "stage" in plan:
+    if not size or "stage" in plan:
         return None
     bytes_per_token = max(1.0, BYTES_PER_DOUBLING * math.log2(data["vocab_size"]) - BYTES_LESS)
     return training["tokens"] * bytes_per_token / (size * (data["shards"] - 1) / data["shards"])

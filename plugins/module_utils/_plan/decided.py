@@ -43,7 +43,6 @@ class Decided:
     shape: ModelConfig
     model: Model
     name: str  # of the run
-    ours: bool  # whether this collection's trainer is used
     timed: bool  # whether it ends at a time, and the iterations are an estimate
     matmul_tried: Tuple[str, ...]  # the precisions that a rehearsal measures
     rows: Tuple[int, ...]  # of a step, by rank
@@ -51,11 +50,6 @@ class Decided:
     head_open: bool  # whether another ddp_sync may have another head
     rebalance: bool  # whether the shares follow the speeds while training
     problems: Sequence[str]  # why the batch cannot be shared as asked
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the trainer finds the newest checkpoint itself, and removes older ones."""
-        return self.ours or self.run.stage == stages.BASE
 
     @property
     def head_shares(self) -> Tuple[int, ...]:
@@ -75,7 +69,7 @@ def decide_matmul(asked: Asked, hosts: Sequence[Host]) -> Tuple[str, Tuple[str, 
     run = asked.run
     if run.matmul != AUTO:
         return run.matmul, (run.matmul,)
-    if run.trainer_source != "ours" or not all(host.fact("cpu", "native_bf16") for host in hosts):
+    if not all(host.fact("cpu", "native_bf16") for host in hosts):
         return "fp32", ("fp32",)
     began_with = [host.kept.get("matmul") for host in hosts]
     kept = next((matmul for matmul in PRECISIONS if matmul in began_with), None)
@@ -83,16 +77,15 @@ def decide_matmul(asked: Asked, hosts: Sequence[Host]) -> Tuple[str, Tuple[str, 
 
 
 def decide_restarts(asked: Asked) -> int:
-    """After how many deaths keepers give up; by itself only where the trainer can be restarted."""
-    can = asked.run.trainer_source == "ours" and asked.run.resume
-    return asked.run.restarts if can or is_set(asked, "restarts") else 0
+    """After how many deaths keepers give up; by itself only where the trainer resumes."""
+    return asked.run.restarts if asked.run.resume or is_set(asked, "restarts") else 0
 
 
 def decide(asked: Asked, hosts: Sequence[Host], matmul: str, tried: Tuple[str, ...]) -> Decided:
     """All decisions for hosts in the order of their ranks."""
     run, world = asked.run, len(hosts)
     batch, parts, problems = shared_out(asked, hosts)
-    ours, restarts, shape = run.trainer_source == "ours", decide_restarts(asked), shape_of(asked.run)
+    restarts, shape = decide_restarts(asked), shape_of(asked.run)
     names, model = tuple(host.name for host in hosts), describe(shape, run.aspect_ratio)
     job = StepJob(names, tuple(batch.rows), model, batch.total_batch, batch.device_batch, run.sync == AUTO)
     # The profile's number of hosts does not make steps slower.
@@ -110,7 +103,6 @@ def decide(asked: Asked, hosts: Sequence[Host], matmul: str, tried: Tuple[str, .
         device_batch=batch.device_batch,
         sync=job.sync,
         head=job.head,
-        save_minutes=run.save_minutes if ours else 0,
     )
     return Decided(
         asked=run,
@@ -119,31 +111,30 @@ def decide(asked: Asked, hosts: Sequence[Host], matmul: str, tried: Tuple[str, .
         shape=shape,
         model=model,
         name=stages.run_name(run),
-        ours=ours,
         timed=bool(run.budget or run.finish_by) and "ddp_iterations" not in asked.given,
         matmul_tried=tried,
         rows=job.rows,
         head_parts=tuple(parts),
         head_open=job.head_open,
-        rebalance=ours and world > 1 and run.batch_split in FOLLOWING,
+        rebalance=world > 1 and run.batch_split in FOLLOWING,
         problems=problems,
     )
 
 
 def decide_sync_and_head(asked: Asked, job: StepJob, hosts: Sequence[Host], may_lose_hosts: bool) -> StepJob:
     """The job with ddp_sync and ddp_head; may_lose_hosts: because the user said so."""
-    run, ours = asked.run, asked.run.trainer_source == "ours"
+    run = asked.run
     # A new measurement does not change the method that the run began with, unless the settings now rule it out.
     began_with = next((host.kept["sync"] for host in hosts if host.kept.get("sync") in WAYS), None)
-    kept = began_with if ours and began_with and fits(began_with, job.model["n_embd"]) else None
+    kept = began_with if began_with and fits(began_with, job.model["n_embd"]) else None
     # A part of a shared head is lost with its host, and with it all steps since the last checkpoint.
     stays_whole = run.head == AUTO and may_lose_hosts
-    wanted = "whole" if stays_whole or not ours else run.head
+    wanted = "whole" if stays_whole else run.head
     job = job.with_sync((kept or "exact") if run.sync == AUTO else run.sync, wanted)
     # Only what was measured with this model counts.
     measured = [host.measured for host in hosts]
     is_same = all((one.get("model"), one.get("device_batch")) == (job.model, job.device_batch) for one in measured)
-    speeds = speeds_of(job.hosts, dict(zip(job.hosts, measured))) if ours and is_same and job.world > 1 else []
+    speeds = speeds_of(job.hosts, dict(zip(job.hosts, measured))) if is_same and job.world > 1 else []
     if not speeds:
         return job
     link = links_of(measured)

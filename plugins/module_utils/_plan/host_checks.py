@@ -49,7 +49,7 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
             seen = f"{host.name} has {bytes_text(total)} of memory, but {among} about {bytes_text(need)}"
             yield finding("memory-short", host.name, seen)
         yield from remarks(host, node, hosts, nodes)
-    yield from architectures(hosts, plan["trainer"].get("joined", False))
+    yield from architectures(hosts)
     wanting = [host for host in hosts if nodes[host.name]["flags"].get("kernels") == AUTO]
     if bare := [host.name for host in wanting if host.fact("cpu", "compiler") is False]:
         yield finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH")
@@ -175,20 +175,17 @@ def ports(host: Host, node: Node, plan: Plan) -> Iterator[Finding]:
             yield port_held(host.name, name, holder)
 
 
-def architectures(hosts: Sequence[Host], joined: bool) -> Iterator[Finding]:
-    """Hosts that round differently; joined: with an optimizer of others, which uses torch's AdamW."""
+def architectures(hosts: Sequence[Host]) -> Iterator[Finding]:
+    """Hosts that round differently."""
     by_arch: dict[str, list[str]] = {}
     for host in hosts:
         if host.probe:
-            arch, flags = str(host.fact("host", "arch")), host.fact("cpu", "flags") or []
-            lesser = " without AVX2" if joined and arch == "x86_64" and flags and "avx2" not in flags else ""
-            by_arch.setdefault(arch + lesser, []).append(host.name)
+            by_arch.setdefault(str(host.fact("host", "arch")), []).append(host.name)
     if len(by_arch) > 1:
         groups = [f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {arch}" for arch, names in by_arch.items()]
         seen = f"{' but '.join(groups)}: they round differently, so the ranks' weights would diverge"
         first = next((host.name for host in hosts if host.probe), "")
-        remedy = "Use hosts of one kind, or ddp_trainer_source=ours." if joined else "Use hosts of one architecture."
-        yield finding("architecture-differs", first, seen, remedy=remedy)
+        yield finding("architecture-differs", first, seen, remedy="Use hosts of one architecture.")
 
 
 def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> Iterator[Finding]:

@@ -15,10 +15,8 @@ FLOAT = 4
 RUNTIME_BYTES = 500_000_000
 # float32 values per token and unit of width that a layer keeps for its backward pass.
 ACTIVATIONS_PER_LAYER = 30
-# For logits: the trainer's chunk of gradients, and its working set in cache. Other trainers hold
-# all logits: values, gradient and a scratch copy.
+# For logits: the trainer's chunk of gradients, and its working set in cache.
 LOGIT_BYTES = 2**27 + 2**25
-LOGIT_COPIES = 3
 
 
 def shape_of(run: RunSettings) -> ModelConfig:
@@ -33,15 +31,13 @@ def head_work(model: Model) -> float:
     return 6 * model["parameters"]["lm_head"] / model["flops_per_token"]
 
 
-def memory(
-    shape: ModelConfig, device_batch: int, sync: str = "exact", ours: bool = True, parts_of_head: int = 1
-) -> int:
+def memory(shape: ModelConfig, device_batch: int, sync: str = "exact", parts_of_head: int = 1) -> int:
     """Bytes of one rank, an estimate for float32. A head in parts has only that of this rank trained here; its weights, and its
     whole optimizer state during a save, are here anyway."""
     counts = parameters(shape)
     tables = counts["wte"] + counts["value_embeds"]
     tokens = device_batch * shape.sequence_len
-    dense = counts["total"] - (tables if ours else 0)
+    dense = counts["total"] - tables
     apart = counts["lm_head"] if parts_of_head > 1 else 0
     hidden = 4 * tokens * parts_of_head * shape.n_embd if apart else 0
     logits = FLOAT * tokens * shape.padded_vocab_size
@@ -49,11 +45,11 @@ def memory(
         "weights": FLOAT * counts["total"],
         # Send buffers for the other ranks; only the used rows of the embeddings.
         "gradients": FLOAT * ((dense - apart) * 2 + apart // parts_of_head + hidden)
-        + (FLOAT * tokens * shape.n_embd * (1 + len(value_layers(shape))) if ours else 0),
+        + FLOAT * tokens * shape.n_embd * (1 + len(value_layers(shape))),
         "adamw": FLOAT * 2 * (tables + counts["lm_head"] + counts["scalars"]),
         "muon": FLOAT * 2 * counts["transformer_matrices"],
         "activations": FLOAT * tokens * shape.n_embd * shape.n_layer * ACTIVATIONS_PER_LAYER,
-        "logits": min(2 * logits, LOGIT_BYTES) if ours else LOGIT_COPIES * logits,
+        "logits": min(2 * logits, LOGIT_BYTES),
         # Rounding errors of each matrix gradient.
         "feedback": FLOAT * (counts["lm_head"] - apart + counts["transformer_matrices"]) if packs(sync) else 0,
         "runtime": RUNTIME_BYTES,

@@ -18,6 +18,7 @@ from .._contract.findings import Finding, PlanError
 from .._contract.findings_table import ERROR
 from .._contract.plan import Given, Here, Node, Plan, Ports, Trainer, Training
 from .._contract.politeness import GUEST
+from .._contract.settings_table import RunSettings
 from .._contract.training import Launched
 from .._contract.validate import HIGHEST_PORT, LOWEST_PORT
 from . import (
@@ -33,7 +34,7 @@ from . import (
 )
 from .decided import Decided, decide, decide_matmul
 from .hosts import Endpoint, EndpointChooser, Host, choose_python, home_expanded, ranks
-from .questions import controller_findings, controller_settings, is_git, read
+from .questions import controller_findings, controller_settings, read
 from .step_model import with_precision
 
 FORMAT = 1
@@ -91,7 +92,7 @@ def make_plan(
     findings = [
         *chooser.findings,
         *host_checks.check_hosts(known, plan),
-        *controller_findings(run, plan["trainer"], here),
+        *controller_findings(run, here),
         *data_set.obstacles(run, plan["data"], known, here),
         *stages.obstacles(run, known, plan, here),
         *([] if run.fresh else host_checks.lost_checkpoints(known, plan)),
@@ -132,10 +133,10 @@ def document(decided: Decided, endpoints: Mapping[str, Endpoint], here: Here) ->
         "model": decided.model,
         "training": training_of(decided),
         "data": data_set.document(run, hosts, here),
-        "trainer": trainer_of(decided, here),
+        "trainer": trainer_of(run),
         "nodes": [],
     }
-    if section_of_stage := stages.document(run, here, decided.ours):
+    if section_of_stage := stages.document(run, here):
         plan["stage"] = section_of_stage
     if run.restarts:
         plan["keeper"] = {
@@ -185,8 +186,7 @@ def training_of(decided: Decided) -> Training:
         "save_every": run.save_every,
         "save_minutes": run.save_minutes,
         "keep_checkpoints": run.keep_checkpoints,
-        # A checkout by itself can only resume from a step whose files are on every host.
-        "resume": run.resume and decided.goes_on,
+        "resume": run.resume,
         "tracker": run.tracker,
         "tracker_port": run.tracker_port,
     }
@@ -197,25 +197,17 @@ def training_of(decided: Decided) -> Training:
     return training
 
 
-def trainer_of(decided: Decided, here: Here) -> Trainer:
-    run = decided.run
-    source = "ours" if decided.ours else "git" if is_git(run.trainer_source) else "path"
-    urls = {"ours": None, "path": data_set.path_here(here, run.trainer_source), "git": run.trainer_source}
-    compiler = ["zig"] if run.kernels == "zig" and decided.ours else []
+def trainer_of(run: RunSettings) -> Trainer:
+    compiler = ["zig"] if run.kernels == "zig" else []
     tracker = [run.tracker] if run.tracker in ("mlflow", "wandb") else []
-    trainer: Trainer = {
-        "source": source,
+    return {
         "script": stages.SCRIPTS[run.stage],
-        "url": urls[source],
         "torch": run.torch.partition("+")[0],
         "index": "default" if run.torch.endswith("+cuda") else "auto",
         "python": OLDEST_PYTHON,
-        "packages": ["trainer", *(() if decided.ours else ["checkout"]), *compiler, *tracker],
+        "packages": ["trainer", *compiler, *tracker],
         "offline": run.trainer_offline,
     }
-    if not decided.ours:
-        trainer["joined"] = True
-    return trainer
 
 
 def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan: Plan) -> Node:
@@ -238,8 +230,6 @@ def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan
         "run_dir": run_dir,
         "data_dir": os.path.join(base, "data", plan["data"]["id"]),
         "trainer_dir": os.path.join(base, "trainer"),
-        # This collection's own trainer, whichever trainer is used.
-        "tools_dir": os.path.join(base, "trainer" if decided.ours else "tools"),
         "venv_dir": home_expanded(host.settings.venv_dir or os.path.join(base, "venv"), host),
         "python": python,
         "python_version": version,
@@ -249,7 +239,7 @@ def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // run.device_batch),
-        "memory_bytes": model_size.memory(decided.shape, run.device_batch, run.sync, decided.ours, parts),
+        "memory_bytes": model_size.memory(decided.shape, run.device_batch, run.sync, parts),
         "disk_bytes": disk_bytes(decided),
         "checkpoint_bytes": model_size.checkpoint_bytes(decided.shape, run.sync),
         "peers": sorted(peer for peer in peers if peer is not None),
@@ -258,8 +248,6 @@ def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan
         "env": {},
         "env_secret": sorted(run.secret_env),
     }
-    if not decided.ours:
-        node["join_flags"] = command.join_flags(decided, run_dir)
     if host.polite == GUEST:
         limits = host.settings
         node["guest"] = {"hours": limits.hours, "battery_limit": limits.battery_limit, "away_if": limits.away_if}
@@ -276,7 +264,6 @@ def disk_bytes(decided: Decided) -> int:
     if run.save_minutes:
         # The number of time-based checkpoints is unknown, but no more than these are kept.
         saves = max(saves, run.keep_checkpoints + 1)
-    all_stay = run.keep_checkpoints < 0 or not decided.goes_on
-    kept = saves if all_stay else min(saves, run.keep_checkpoints + 1)
+    kept = saves if run.keep_checkpoints < 0 else min(saves, run.keep_checkpoints + 1)
     shards = run.data_shards * SHARD_BYTES[run.data_source]
     return kept * model_size.checkpoint_bytes(decided.shape, run.sync) + shards

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Iterator, Sequence
 
 from .._contract.findings import Finding, finding
-from .._contract.findings_table import WARNING
-from .._contract.plan import ControllerQuestion, Given, Here, Trainer
+from .._contract.plan import ControllerQuestion, Given, Here
 from .._contract.settings import Asked, resolve
 from .._contract.settings_table import RunSettings
 from . import command, data_set, stages
@@ -50,15 +48,11 @@ def questions(hosts: Sequence[Given]) -> dict[str, dict[str, object]]:
 
 
 def controller_questions(hosts: Sequence[Given]) -> ControllerQuestion:
-    """Questions to the controller: folders and a repository in the settings, and the results folder."""
+    """Questions to the controller: folders and files in the settings, and the results folder."""
     run = read(hosts).run
-    source = run.trainer_source
-    git = source if source != "ours" and is_git(source) else None
-    trainer = None if source == "ours" or git else source
-    fine_tunes = run.stage == stages.SFT and source == "ours"
+    fine_tunes = run.stage == stages.SFT
     return {
-        "folders": [*(run.data_paths if run.data_source == "controller" else []), *([trainer] if trainer else [])],
-        "git": git,
+        "folders": [*(run.data_paths if run.data_source == "controller" else [])],
         "results": run.results_dir,
         "conversations": (run.sft_data or "") if fine_tunes else None,
         "held_out": run.sft_val_data if fine_tunes else None,
@@ -70,38 +64,8 @@ def controller_settings(run: RunSettings) -> dict[str, object]:
     return {"watch": run.watch, "results_dir": run.results_dir, "fresh": run.fresh}
 
 
-def controller_findings(run: RunSettings, planned: Trainer, here: Here) -> Iterator[Finding]:
-    """Problems with the trainer's source and the results that a start would meet only later, and the trainer's commit."""
-    yield from trainer_source(run, planned, here)
-    yield from trainer_commit(run.trainer_source, here)
+def controller_findings(run: RunSettings, here: Here) -> Iterator[Finding]:
+    """A problem with the results that a start would meet only later."""
     if folder := here.get("read_only"):
         where = f"which is not writable on the controller ({folder})"
         yield finding("results-read-only", "", f"ddp_results_dir is {run.results_dir}, {where}")
-
-
-def trainer_source(run: RunSettings, planned: Trainer, here: Here) -> Iterator[Finding]:
-    """Whether the controller has the trainer's source."""
-    source = run.trainer_source
-    facts = here.get("folders", {}).get(source) if planned["source"] == "path" else None
-    problem = here.get("git", "") if planned["source"] == "git" else ""
-    if facts and facts["kind"] != "folder":
-        problem = f"{facts['path']} is not a folder on the controller"
-    elif facts and not facts["trainer"]:
-        problem = f"{facts['path']} on the controller has no scripts/base_train.py, so it is not a nanochat checkout"
-    if problem:
-        yield finding("source-missing", "", f"ddp_trainer_source is {source}, but {problem}")
-
-
-def trainer_commit(source: str, here: Here) -> Iterator[Finding]:
-    """The commit in use of a repository, which is cloned only once."""
-    used, newest = (str((here.get("commits") or {}).get(name) or "")[:10] for name in ("used", "newest"))
-    seen = f"ddp_trainer_source is {source}"
-    if used and newest and used != newest:
-        seen += f", and the controller uses its commit {used}; the repository now has {newest}"
-        yield finding("trainer-commit", "", seen, severity=WARNING)
-    elif used:
-        yield finding("trainer-commit", "", f"{seen}, at commit {used}")
-
-
-def is_git(source: str) -> bool:
-    return bool(re.match(r"(https?|git|ssh|file)://|git@|[\w.-]+@[\w.-]+:", source)) or source.endswith(".git")

@@ -15,7 +15,7 @@ from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, REMOVED_VARIABL
 from .._kit import env_file
 from .._kit.words import named
 from .._rules.model_size import SMEAR_CHANNELS, ModelConfig
-from .._rules.ways import JOINED, LEAST_BLOCK, fits
+from .._rules.ways import LEAST_BLOCK, fits
 from . import stages
 from .command import flag_names, flags_in
 from .decided import Decided
@@ -39,12 +39,11 @@ def problems(decided: Decided) -> Iterator[str]:
     """All conflicts in the settings."""
     run, hosts, shape = decided.asked, decided.hosts, decided.shape
     yield from model_problems(run, shape)
-    yield from stages.problems(run, decided.ours)
+    yield from stages.problems(run)
     yield from schedule_problems(run, decided)
     yield from keeper_problems(run, hosts, decided)
     yield from guest_problems(hosts, decided)
     yield from data_problems(run)
-    yield from source_problems(run, decided)
     yield from compute_problems(run, shape, hosts)
     yield from extra_problems(run, decided)
 
@@ -84,8 +83,6 @@ def keeper_problems(run: RunSettings, hosts: Sequence[Host], decided: Decided) -
         yield "ddp_min_hosts is set, but ddp_restarts is 0, so losing a host ends the run; set ddp_restarts, for example to 3."
     if decided.run.survive_reboot and not restarts:
         yield "ddp_survive_reboot is set, but ddp_restarts is 0, so no host could rejoin; set ddp_restarts, for example to 3."
-    if restarts and not decided.ours:
-        yield "ddp_restarts needs the trainer of this collection (ddp_trainer_source: ours); others cannot continue with fewer hosts."
     if restarts and not run.resume:
         yield "ddp_restarts needs ddp_resume, or each restart would begin at step 0."
 
@@ -100,9 +97,7 @@ def guest_problems(hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
     if not guests:
         return
     who = f"ddp_polite is guest on {named([host.name for host in guests])}"
-    if not decided.ours:
-        yield f"{who}, which needs the trainer of this collection (ddp_trainer_source: ours); use low."
-    elif not decided.run.resume:
+    if not decided.run.resume:
         yield f"{who}, which needs ddp_resume, or the run would begin at the first step each time; use low."
     elif not decided.run.restarts:
         yield f"{who}, which needs keepers to leave and come back by; set ddp_restarts, 3 for instance, or use low."
@@ -125,24 +120,6 @@ def data_problems(run: RunSettings) -> Iterator[str]:
             yield f"ddp_data_paths holds {path!r}; it must be an absolute path on {where}, or start with ~."
     if run.data_source == "url" and run.data_shards > LAST_SHARD + 1:
         yield f"ddp_data_shards is {run.data_shards}, but the collection has {LAST_SHARD + 1}; use that or fewer."
-
-
-def source_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
-    if decided.ours:
-        return
-    supported = {
-        "ddp_batch_split": (run.batch_split, ["equal"]),
-        "ddp_sync": (run.sync, [*JOINED]),
-        "ddp_head": (run.head, ["auto"]),
-        "ddp_matmul": (run.matmul, ["fp32"]),
-    }
-    for name, (value, known) in supported.items():
-        # auto adapts to the trainer.
-        if value not in (*known, "auto"):
-            yield (
-                f"{name} is {value}, which only this collection's trainer supports; with ddp_trainer_source "
-                f"{run.trainer_source} it must be {' or '.join(known)}."
-            )
 
 
 def compute_problems(run: RunSettings, shape: ModelConfig, hosts: Sequence[Host]) -> Iterator[str]:

@@ -160,8 +160,7 @@ def shared_out(asked: Asked, hosts: Sequence[Host]) -> tuple[SharedBatch, Sequen
     """(the rows of a step split among the hosts, in their order, their parts of a shared head, problems); equal if the batch cannot be
     split."""
     run, world = asked.run, len(hosts)
-    # Only our own trainer supports unequal shares.
-    split = "equal" if run.batch_split == AUTO and run.trainer_source != "ours" else run.batch_split
+    split = run.batch_split
     weights, problems = weights_of(split, hosts)
     rows, parts = kept_shares(hosts) if split in FOLLOWING else ((), ())
     try:

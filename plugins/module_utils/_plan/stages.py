@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The stages of a model (ddp_stage): pretrain, or fine-tune on conversations.
 
-Fine-tuning is a separate run beside the base model's, NAME-sft. A nanochat checkout fine-tunes with its own script and data.
+Fine-tuning is a separate run beside the base model's, NAME-sft.
 """
 
 from __future__ import annotations
@@ -41,13 +41,9 @@ def run_name(run: RunSettings) -> str:
     return base_name(run) if stage == BASE else f"{base_name(run)}-{stage}"
 
 
-def problems(run: RunSettings, ours: bool) -> Iterator[str]:
+def problems(run: RunSettings) -> Iterator[str]:
     """Settings that conflict with a stage."""
     stage, name = run.stage, run_name(run)
-    if stage == SFT and not ours:
-        for setting, value in (("ddp_sft_data", run.sft_data), ("ddp_sft_val_data", run.sft_val_data)):
-            if value:
-                yield f"{setting} is set, but a checkout's scripts/chat_sft.py has its own conversations; remove it."
     if stage == SFT and run.sft_val_data and run.eval_every < 1:
         yield "ddp_sft_val_data is set, but ddp_eval_every is -1, so nothing would be evaluated; set ddp_eval_every, for example to 50."
     if len(name) > LONGEST_NAME:
@@ -72,14 +68,12 @@ def flags(run: RunSettings, run_dir: str) -> dict[str, object]:
     return found
 
 
-def document(run: RunSettings, here: Here, ours: bool) -> Stage | None:
+def document(run: RunSettings, here: Here) -> Stage | None:
     """The plan's section, None for a base model."""
     if run.stage == BASE:
         return None
     section: Stage = {"stage": run.stage, "base": base_name(run)}
-    if not ours:
-        section["script"] = SCRIPTS[run.stage]
-    elif run.stage == SFT:
+    if run.stage == SFT:
         section["conversations"] = named(here.get("conversations") or {})
         if run.sft_val_data:
             section["held_out"] = named(here.get("held_out") or {})
@@ -117,9 +111,6 @@ def in_words(section: Stage) -> str:
         talks, held_out = section["conversations"], section.get("held_out")
         beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
         return f"fine-tunes the model of {base} on {talks['count']} conversations of {talks['path']}{beside}"
-    if "script" in section:
-        script = section["script"].replace(".", "/")
-        return f"continues the model of {base} with the checkout's {script}.py and its own data"
     return f"continues the model of {base} with {SCRIPTS[section['stage']]}"
 
 

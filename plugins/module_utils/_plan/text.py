@@ -38,9 +38,6 @@ def render(plan: Plan, text_bytes: Optional[int] = None, whole: bool = True) -> 
         "model": [f"depth {model['depth']}, width {model['n_embd']}, {human(model['parameters']['total'])} parameters"],
         "stage": [stages.in_words(plan["stage"])] if "stage" in plan else [],
         "training": [*training_lines(plan, text_bytes), *absence_lines(plan), *polite_lines(plan)],
-        "trainer": []
-        if plan["trainer"]["source"] == "ours"
-        else [f"nanochat of {plan['trainer']['url']}, unchanged; join.py makes its ranks train one model"],
         "data": [data_line(plan)],
         "details": list(details(plan)) if whole else [],
         "": [""],

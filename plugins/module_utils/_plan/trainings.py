@@ -90,12 +90,12 @@ def launched(
     return {"id": taken.id, "number": taken.number or 1, "begun": taken.begun, "goes_on": taken.id, "base": of_base}
 
 
-def so_far(digest: str, probes: Mapping[str, Any], fresh: bool, tools: str) -> dict[str, bool]:
-    """Whether a session of the run is alive on any host, and whether this plan has been completed, and a trainer set up (with its test
-    programs in the folder of that name), on all; a run to be started from scratch is not done."""
+def so_far(digest: str, probes: Mapping[str, Any], fresh: bool) -> dict[str, bool]:
+    """Whether a session of the run is alive on any host, and whether this plan has been completed, and the trainer set up, on all; a run
+    to be started from scratch is not done."""
     running, done, deployed = False, not fresh, True
     for probe in probes.values():
-        deployed &= bool(value_at(probe, "python", "venv", "exists") and tools in (value_at(probe, "trainer") or []))
+        deployed &= bool(value_at(probe, "python", "venv", "exists") and value_at(probe, "trainer"))
         run, session = section(probe, "run"), value_at(probe, "run", "session") or {}
         mine = [one for one in items(probe, "processes") if one.get("session") == session.get("id")]
         running |= bool(session.get("id") and mine)

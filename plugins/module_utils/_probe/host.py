@@ -56,7 +56,7 @@ def host_info(
         "names": names,
         "sudo": rights,
         "tmux": {"path": bare.find("tmux")},
-        "trainer": [name for name in ("trainer", "tools") if os.path.exists(os.path.join(base, name, TEST_PROGRAM))],
+        "trainer": os.path.exists(os.path.join(base, "trainer", TEST_PROGRAM)),
         "ports": port_holders(ports, prefix),
         "processes": trainer_processes(),
         "limits": limits(),

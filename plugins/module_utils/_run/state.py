@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, TypedDict, c
 
 from .._contract.document import Document, items, section, text, whole
 from .._contract.keeper_states import FAILED, OVER, TRAINING
-from .._contract.run_folder import MEMBERS, PREVIOUS, TRAINING_FILE, checkpoint_steps, generations, trainer_of
+from .._contract.run_folder import MEMBERS, PREVIOUS, TRAINING_FILE, checkpoint_steps, generations
 from .._contract.training import TrainingIdentity, training_of
 from .._kit import processes
 from .._kit.files import read_object
@@ -58,7 +58,6 @@ class RunState(RunFigures):
     run: Optional[str]  # name of the run
     run_dir: Optional[str]  # the run folder
     plan_digest: Optional[str]  # digest of the plan that was deployed here
-    trainer: Optional[str]  # ours, path or git; joined: a checkout whose ranks are joined
     stage: Optional[StageOf]  # of a run that continues another's model
     training: Optional[TrainingIdentity]  # which training the run folder holds; null where it does not say
     timed: Optional[str]  # ddp_budget or ddp_finish_by of a run with a budget
@@ -265,7 +264,6 @@ def describe(records: Records, alive: bool) -> RunState:
         "rows": whole(node, "rows") if figures["rows"] is None else figures["rows"],
         "started": started or figures["started"],
         "plan_digest": text(plan, "digest"),
-        "trainer": trainer_of(plan),
         "stage": {"stage": text(stage, "stage"), "base": text(stage, "base")} if stage else None,
         "training": training_of(records.training),
         "timed": text(section(plan, "training"), "timed"),

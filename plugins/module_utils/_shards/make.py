@@ -17,7 +17,7 @@ SHARD, TOKEN_BYTES = "shard_00000.parquet", "tokenizer/token_bytes.pt"
 def make_data(
     path: str,
     python: str,
-    tools_dir: str,
+    trainer_dir: str,
     vocab_size: int,
     texts: Sequence[str] = (),
     shards: int = 0,
@@ -28,8 +28,7 @@ def make_data(
 ) -> Dict[str, bool]:
     """Make shards from texts, if these are its source, and train a tokenizer, unless they are there, or tell whether that would be done.
 
-    python and tools_dir: this collection's own tools do it, whichever trainer is used. prose: see scripts.make_shards. files: what was
-    imported; in check mode it is not there yet.
+    prose: see scripts.make_shards. files: what was imported; in check mode it is not there yet.
     """
     there = {*files, *(name for name in (SHARD, TOKEN_BYTES) if os.path.exists(os.path.join(path, name)))}
     lacking = []
@@ -38,11 +37,11 @@ def make_data(
         lacking.append(("the text could not be made into shards", ["make_shards", *out, "--from", *texts]))
     if TOKEN_BYTES not in there:
         lacking.append(("no tokenizer could be trained", ["tok_train", f"--vocab-size={vocab_size}"]))
-    environ = {"PYTHONPATH": tools_dir, "NANOCHAT_DATA_DIR": path, "NANOCHAT_BASE_DIR": path}
+    environ = {"PYTHONPATH": trainer_dir, "NANOCHAT_DATA_DIR": path, "NANOCHAT_BASE_DIR": path}
     for failure, (script, *options) in [] if check else lacking:
-        code, dummy, err = bare.run([python, "-m", f"scripts.{script}", *options], environ, tools_dir)
+        code, dummy, err = bare.run([python, "-m", f"scripts.{script}", *options], environ, trainer_dir)
         if code:
             why = (err.strip() or "no reason was given").splitlines()[-1]
-            advice = f"this takes the trainer in {tools_dir} and {python}; --tags trainer brings them"
+            advice = f"this takes the trainer in {trainer_dir} and {python}; --tags trainer brings them"
             raise ShardsError(f"{host}: {failure}: {why} ({advice})")
     return {"changed": bool(lacking)}

@@ -22,8 +22,7 @@ from .._contract.run_folder import DEPLOYED
 from .._kit import processes
 from .._kit.files import hash_file, read_object, write_whole
 
-LEFT_OUT = (".*", "__pycache__", "*.pyc", "venv", "node_modules", "*.egg-info")
-LARGEST_TREE = 64_000_000
+LEFT_OUT = (".*", "__pycache__", "*.pyc")
 
 
 class TreeError(Exception):
@@ -33,18 +32,9 @@ class TreeError(Exception):
 def read_tree(folder: str) -> dict[str, bytes]:
     """Every file in a folder by path, without hidden and generated ones."""
     found: dict[str, bytes] = {}
-    total = 0
     for root, folders, names in os.walk(folder):
         folders[:] = _kept(folders)
         for full in (os.path.join(root, name) for name in _kept(names)):
-            if not os.path.isfile(full):
-                continue
-            total += os.path.getsize(full)
-            if total > LARGEST_TREE:
-                raise TreeError(
-                    f"{folder} holds more than {LARGEST_TREE // 1_000_000} MB, too much for a trainer's sources "
-                    f"(the last file looked at was {full}); move data, checkpoints and virtual environments elsewhere"
-                )
             with open(full, "rb") as file:
                 found[os.path.relpath(full, folder)] = file.read()
     return found

@@ -49,7 +49,7 @@ def choose_model(call: Call, found: Mapping[str, Any]) -> dict[str, Any]:
     # The inventory may have renamed it.
     node = next((one for one in nodes if one.get("host") == host), nodes[0] if nodes else {})
     try:
-        trainer_dir = absolute_path(node.get("tools_dir") or node.get("trainer_dir"))
+        trainer_dir = absolute_path(node.get("trainer_dir"))
         python = f"{absolute_path(node.get('venv_dir'))}/bin/python"
     except InvalidHostData:
         how = "it says how the trainer is started; train.yml writes it again"

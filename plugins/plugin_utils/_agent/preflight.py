@@ -73,11 +73,14 @@ def start_all_reduce(call: Call, plan: Plan) -> dict[str, Any]:
     environ = {
         **node["env"],
         **rank_environ(plan, node),
-        "PYTHONPATH": node["tools_dir"],
+        "PYTHONPATH": node["trainer_dir"],
         "TORCH_CPP_LOG_LEVEL": "FATAL",
         "NANOCHAT_START_SECONDS": str(start),
     }
-    return {**call.ask("start_program", argv=argv, folder=node["tools_dir"], environ=environ), "seconds": seconds + 10}
+    return {
+        **call.ask("start_program", argv=argv, folder=node["trainer_dir"], environ=environ),
+        "seconds": seconds + 10,
+    }
 
 
 def measure_step(call: Call, plan: Plan, seconds: float) -> dict[str, Any]:

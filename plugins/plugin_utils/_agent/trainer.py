@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.errors import AnsibleError
 
 from ...module_utils._contract.decode import PlainName
 from ...module_utils._contract.validate import InvalidHostData, plain_name
@@ -25,20 +25,6 @@ from .._wheels import TRAINER, bring_uv, bring_wheels, cache_folder, read_lock
 from .carrier import Call, decoded
 
 
-def sources(src: str) -> dict[str, bytes]:
-    """Every file of a folder on the controller."""
-    folder = Path(src).expanduser()
-    if not folder.is_dir():
-        raise AnsibleActionFail(f"the sources of the trainer are not on the controller: {folder} is not a folder")
-    try:
-        tree = files.read_tree(str(folder))
-    except files.TreeError as why:
-        raise AnsibleActionFail(str(why)) from why
-    if "scripts/base_train.py" not in tree:
-        raise AnsibleActionFail(f"{folder} on the controller is no trainer: it has no scripts/base_train.py")
-    return tree
-
-
 def with_lock(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of the verb on the host."""
     folder = Path(params.get("src") or TRAINER).expanduser()
@@ -47,29 +33,19 @@ def with_lock(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "lock": lock.text, "digest": lock.digest, "pins": lock.pins}
 
 
-def check_trainer(call: Call, trees: Mapping[str, str], venv: Mapping[str, Any]) -> dict[str, Any]:
-    """Tell whether files (trees: as for trainer_files) and environment (venv: as for trainer_venv) are all there (`ready`); refuse to
+def check_trainer(call: Call, dest: str, src: str, venv: Mapping[str, Any]) -> dict[str, Any]:
+    """Tell whether files (as for trainer_files) and environment (venv: as for trainer_venv) are all there (`ready`); refuse to
     change what a training uses."""
-    ready = True
-    for dest, src in trees.items():
-        asked = call.ask("trainer_files", dest=dest, files=files.digests_of(sources(src)))
-        if asked.get("failed"):
-            return asked
-        ready = ready and not asked["changed"]
-    asked = call.ask("trainer_venv", **{**with_lock(venv), "check": True})
-    return asked if asked.get("failed") else {"ready": ready and not asked["changed"]}
+    brought = call.ask("trainer_files", dest=dest, files=files.digests_of(files.read_tree(src)))
+    if brought.get("failed"):
+        return brought
+    made = call.ask("trainer_venv", **{**with_lock(venv), "check": True})
+    return made if made.get("failed") else {"ready": not brought["changed"] and not made["changed"]}
 
 
-def trainer_files(call: Call, trees: Mapping[str, str]) -> dict[str, Any]:
-    """Bring folders on the host to the files of others on the controller (trees)."""
-    found = [brought(call, dest, sources(src)) for dest, src in trees.items()]
-    failed = [one for one in found if one.get("failed")]
-    diff = [one["diff"] for one in found if "diff" in one]
-    return failed[0] if failed else {**found[0], "changed": any(one["changed"] for one in found), "diff": diff}
-
-
-def brought(call: Call, dest: str, tree: Mapping[str, bytes]) -> dict[str, Any]:
-    """One of them: two round trips if something differs, otherwise one."""
+def trainer_files(call: Call, dest: str, src: str) -> dict[str, Any]:
+    """Bring a folder on the host to the files of one on the controller: two round trips if something differs, otherwise one."""
+    tree = files.read_tree(src)
     digests = files.digests_of(tree)
     asked = call.ask("trainer_files", dest=dest, files=digests)
     if not asked.get("changed") or asked.get("failed") or call.check:

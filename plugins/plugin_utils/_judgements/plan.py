@@ -66,7 +66,7 @@ def make_plan(
     """The plan; measured: what keep_measured returned for each host."""
     given = settings_of(call, hosts)
     refuse_limit(call, hosts, tolerant)
-    here = seen_on_the_controller(given, tolerant)
+    here = seen_on_the_controller(given)
     # Recorded at the first plan of this play, because set-up counts towards the budget.
     began = (call.variables.get("ddp_launched") or {}).get("begun") or time.time()
     clock = budget.Clock(time.time(), began)
@@ -85,7 +85,6 @@ def make_plan(
     probes = {host["name"]: host.get("probe") for host in given}
     # Drawn here, because planning must be deterministic.
     drawn = {"id": training["id"] or secrets.token_hex(8), "begun": training["begun"] or int(time.time())}
-    tools = os.path.basename(plan["nodes"][0]["tools_dir"])
     rows = {node["host"]: node["rows"] for node in plan["nodes"]}
     shares = ", ".join(f"{host} {share}" for host, share in rows.items())
     unequal = f"rows by measured speed: {shares} (`ddp_batch_split: equal` gives all hosts the same)"
@@ -95,7 +94,7 @@ def make_plan(
         "ranks": {node["host"]: node["rank"] for node in plan["nodes"]},
         "controller": located(outcome.controller),
         "training": {**training, **drawn},
-        "so_far": so_far(plan["digest"], probes, bool(outcome.controller["fresh"]), tools),
+        "so_far": so_far(plan["digest"], probes, bool(outcome.controller["fresh"])),
         "text": whole,
         "show": unequal if measured and len(set(rows.values())) > 1 else "",
     }
@@ -106,11 +105,10 @@ def located(controller: Mapping[str, Any]) -> dict[str, object]:
     return {**controller, "results_dir": os.path.realpath(os.path.expanduser(controller["results_dir"]))}
 
 
-def seen_on_the_controller(hosts: list[Given], tolerant: bool) -> Here:
-    """Files and repositories that the plan depends on."""
+def seen_on_the_controller(hosts: list[Given]) -> Here:
+    """Files that the plan depends on."""
     asked = controller_questions(hosts)
-    # A repository may answer slowly, and neither looking at a run nor stopping it needs one.
-    here = look({**asked, "git": None} if tolerant else asked, os.environ)
+    here = look(asked, os.environ)
     if asked["conversations"] is not None:
         here["conversations"] = conversation_facts(asked["conversations"], os.environ)
     if asked["held_out"] is not None:

@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -208,8 +208,8 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} ({self.prog} --help lists every flag).")
 
 
-def make_parser(kind: type[Settings] = Settings, only: Collection[str] = ()) -> argparse.ArgumentParser:
-    """The command line, one flag for each field, or only these."""
+def make_parser(kind: type[Settings] = Settings) -> argparse.ArgumentParser:
+    """The command line, one flag for each field."""
     parser = Parser(
         prog=f"python -m {kind.script}",
         description=f"{kind.purpose}, alone or under torchrun.",
@@ -223,7 +223,7 @@ def make_parser(kind: type[Settings] = Settings, only: Collection[str] = ()) -> 
         "str | None": str,
         "tuple[int, ...]": _by_rank,
     }
-    for field in [field for field in dataclasses.fields(kind) if not only or field.name in only]:
+    for field in dataclasses.fields(kind):
         flag, text = flag_of(field.name), field.metadata["help"].replace("%", "%%")
         if field.type == "bool":
             parser.add_argument(flag, action="store_true", help=text)

@@ -12,7 +12,7 @@ class Stage(NamedTuple):
     """One stage; name is the value of ddp_stage."""
 
     name: str
-    script: str  # of our trainer and of checkouts alike
+    script: str
     folder: str  # of its checkpoints, in the base folder
 
 

@@ -45,8 +45,6 @@ _WAYS = (
 )
 WAYS = {way.name: way for way in _WAYS}
 SUMMARY = ", ".join(f"{way.name} ({way.summary})" for way in _WAYS)
-# Available to the joined ranks of a checkout.
-JOINED = tuple(way.name for way in _WAYS if not way.packs)
 
 
 def packs(sync: str) -> bool:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The life of one rank's process, in any stage and in a joined checkout: connect, train, and report the end."""
+"""The life of one rank's process, in any stage: connect, train, and report the end."""
 
 from __future__ import annotations
 
@@ -37,38 +37,25 @@ Rescue = Callable[[], str | None]
 
 def run_stage(settings: Settings, make_stage: Callable[[], RunStage]) -> int:
     """A whole run; returns the process's exit code."""
-    run: Run | None = None
     began = time.time()
-
-    def work(comm: Comm, journal: Journal) -> str:
-        nonlocal run
-        opening = {"began": began, "met": time.time()}
-        run = made = set_up(settings, comm, journal, make_stage())
-        start_event(made, opening)
-        stop_when_asked(lambda: setattr(made, "stop_asked", True))
-        reason = train(made)
-        made.feed.loader.close()
-        return reason
-
-    return run_rank(settings, work, lambda: save_alone(run) if run is not None and settings.save_on_loss else None)
-
-
-def run_rank(
-    settings: Settings,
-    work: Callable[[Comm, Journal], str],
-    rescue: Rescue = lambda: None,
-    whose: str = "nanochat.ddp",
-) -> int:
-    """Connect, work and report the end; returns the process's exit code. work: trains, and returns why it ended; whose: a bug in it."""
     name_process()
     ranks = read_ranks()
-    journal, comm = Journal(settings, ranks), None
+    journal, comm, run = Journal(settings, ranks), None, None
+
+    def rescue() -> str | None:
+        return save_alone(run) if run is not None and settings.save_on_loss else None
+
     try:
         comm = connect(ranks, "cpu", settings.timeout_seconds, on_phase=journal.heartbeat.enter)
         if comm.world > 1:
             start_pacing()
             end_when_cut_off(journal, comm, rescue)
-        reason = work(comm, journal)
+        opening = {"began": began, "met": time.time()}
+        run = set_up(settings, comm, journal, make_stage())
+        start_event(run, opening)
+        stop_when_asked(run)
+        reason = train(run)
+        run.feed.loader.close()
         comm.close()
     except CommError as error:
         return lost(journal, comm, rescue, error)
@@ -78,7 +65,7 @@ def run_rank(
         return fail(journal, comm, UserError("interrupted before the first step.", Cause.STOPPED))
     # Also catches what no library should raise, such as Rust panics.
     except BaseException as error:
-        return fail(journal, comm, unexpected(journal, error, whose))
+        return fail(journal, comm, unexpected(journal, error))
     journal.end(reason)
     return 0
 
@@ -115,11 +102,11 @@ def end_when_cut_off(journal: Journal, comm: Comm, rescue: Rescue) -> None:
     threading.Thread(target=watch, name="cut-off", daemon=True).start()
 
 
-def stop_when_asked(ask: Callable[[], None]) -> None:
+def stop_when_asked(run: Run) -> None:
     """SIGTERM and Ctrl-C: finish the step, save, exit cleanly. A second Ctrl-C exits at once."""
 
     def take(number: int, dummy: object) -> None:
-        ask()
+        run.stop_asked = True
         signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
 
     signal.signal(signal.SIGTERM, take)
@@ -129,7 +116,7 @@ def stop_when_asked(ask: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, take)
 
 
-def unexpected(journal: Journal, error: BaseException, whose: str) -> UserError:
+def unexpected(journal: Journal, error: BaseException) -> UserError:
     """A sentence for an unexpected error; the traceback goes into a file for developers."""
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         text = "not enough memory on this machine; lower --device-batch-size, --max-seq-len or --depth."
@@ -144,7 +131,7 @@ def unexpected(journal: Journal, error: BaseException, whose: str) -> UserError:
             f"the traceback cannot be written to {path} ({failure.strerror or failure}); "
             f"it was raised in {last.name}, line {last.lineno} of {last.filename}"
         )
-    text = f"{type(error).__name__}: {first_line(error)}; this is a bug in {whose}; {place}."
+    text = f"{type(error).__name__}: {first_line(error)}; this is a bug in nanochat.ddp; {place}."
     return UserError(text, Cause.BUG)
 
 

@@ -138,16 +138,6 @@ def test_a_limit_that_leaves_hosts_out_is_refused_unless_one_only_looks(run):
     assert run({"hosts": BOTH, "tolerant": True}, limited, whole=True)["plan"]["world"] == 2
 
 
-def test_a_repository_is_asked_before_a_start_only(run, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = f"file://{tmp_path}/nothing.git"
-    known = variables(ddp_trainer_source=source)
-    result = run({"hosts": BOTH}, known)
-    assert result["failed"] and f"ddp_trainer_source is {source}, but git on the controller" in result["msg"]
-    looked = run({"hosts": BOTH, "tolerant": True}, known)
-    assert looked["findings"] == []
-
-
 def test_field_41_what_no_play_can_set_is_told_with_the_lines_to_add(monkeypatch):
     lacking, known = action._configuration.lacking, action._configuration.constants
     for name, value in (("DEFAULT_FORKS", 5), ("DEFAULT_STDOUT_CALLBACK", "yaml"), ("INJECT_FACTS_AS_VARS", False)):

@@ -26,7 +26,7 @@ def test_what_tells_who_asks_is_seen_and_masked():
 
 
 SETTINGS = {
-    "ddp_data_url": WITH[0], "ddp_trainer_source": WITH[1],
+    "ddp_data_url": WITH[0],
     "ddp_extra_args": ["--seed=1", WITH[4]], "ddp_extra_env": {"HTTPS_PROXY": WITH[0]}, "ddp_data_paths": [WITH[0]],
     "ddp_results_dir": WITH[3],
 }  # fmt: skip

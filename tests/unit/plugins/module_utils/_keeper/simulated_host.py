@@ -42,9 +42,9 @@ WALL, WALL_SECONDS = 10**9, 60
 
 def plan_of(rules, timeout):
     """The parts of a plan that a keeper reads."""
-    same = {"keeper_port": 1, "guest": {}, "venv_dir": "", "tools_dir": ""}
+    same = {"keeper_port": 1, "guest": {}, "venv_dir": "", "trainer_dir": ""}
     nodes = [{**same, "host": host, "rank": place, "address": host} for place, host in enumerate(rules.hosts)]
-    return {"rules": rules, "timeout_seconds": timeout, "trainer": {"source": "theirs"}, "nodes": nodes}
+    return {"rules": rules, "timeout_seconds": timeout, "trainer": {"script": ""}, "nodes": nodes}
 
 
 class Lineage:
@@ -353,6 +353,7 @@ def simulated():
         "read_object": HERE.read_object, "write_whole": HERE.write_whole, "exposure": lambda path, owned: "",
         "command": lambda plan, host, generation: ([generation], {}), "read_events": HERE.read_events,
         "stop_seconds": lambda *dummy: END_SECONDS, "rescue_seconds": lambda *dummy: END_SECONDS,
+        "PreloadedTrainer": mock.Mock(side_effect=OSError),
     }  # fmt: skip
     with (
         mock.patch.object(talk, "Messenger", Messenger),

@@ -69,7 +69,7 @@ while step < 100000:
 # The parts of a plan that a keeper reads, besides the nodes.
 PLAN: dict[str, Any] = {
     "world": 2, "timeout_seconds": 60, "master": {"host": "desktop", "address": "127.0.0.1", "port": 29500},
-    "trainer": {"source": "ours", "script": "scripts.base_train"}, "training": {"rows": [4, 4], "device_batch": 2, "iterations": 100000},
+    "trainer": {"script": "scripts.base_train"}, "training": {"rows": [4, 4], "device_batch": 2, "iterations": 100000},
     "keeper": {"min_hosts": 1, "grace_seconds": 1, "restarts": 3},
 }  # fmt: skip
 
@@ -82,7 +82,7 @@ def write_trainer(folder: Path) -> dict[str, str]:
     (folder / "fake/scripts/base_train.py").write_text(TRAINER)
     (folder / "fake/scripts/preloaded.py").symlink_to(ROOT / "trainer/scripts/preloaded.py")
     (folder / "venv/bin/python").symlink_to(sys.executable)
-    return {"venv_dir": str(folder / "venv"), "tools_dir": str(folder / "fake")}
+    return {"venv_dir": str(folder / "venv"), "trainer_dir": str(folder / "fake")}
 
 
 class Hosts:

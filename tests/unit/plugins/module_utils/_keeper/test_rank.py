@@ -29,7 +29,9 @@ RANK = "import os, time\nopen(os.environ['SEEN'], 'w').close()\ntime.sleep(600)\
 
 
 def a_rank(folder: Path, **plan: Any) -> rank.LocalRank:
-    nodes = [{"host": "desktop", "rank": 0, "checkpoint_bytes": 1000, "venv_dir": sys.prefix, "tools_dir": str(folder)}]
+    nodes = [
+        {"host": "desktop", "rank": 0, "checkpoint_bytes": 1000, "venv_dir": sys.prefix, "trainer_dir": str(folder)}
+    ]
     return rank.LocalRank({"timeout_seconds": 60, "nodes": nodes, **plan}, "desktop", str(folder))  # type: ignore[typeddict-item]
 
 

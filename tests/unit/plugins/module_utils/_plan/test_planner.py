@@ -68,7 +68,6 @@ def test_no_host_widens_what_the_others_open():
         {"ddp_profile": "real", "ddp_survive_reboot": True},
         {"ddp_profile": "real", "ddp_tracker": "mlflow"},
         {"ddp_secret_env": {"A": "b"}},
-        {"ddp_trainer_source": "https://example.org/nanochat.git"},
     ],
 )
 @pytest.mark.parametrize("machines", [hosts, functools.partial(one_machine, 2)])
@@ -120,9 +119,7 @@ def test_half_of_the_hosts_of_a_real_run_may_be_away_and_come_back_after_a_reboo
     assert f"any {count - least} of {count} hosts may be away; losing one repeats" in render(plan) or count < 3
 
 
-@pytest.mark.parametrize(
-    "settings", [{"ddp_restarts": 0}, {"ddp_resume": False}, {"ddp_trainer_source": "/home/me/nanochat"}]
-)
+@pytest.mark.parametrize("settings", [{"ddp_restarts": 0}, {"ddp_resume": False}])
 def test_without_keepers_a_real_run_needs_all_its_hosts(settings):
     outcome = make_plan(hosts({"ddp_profile": "real", **settings}), tolerant=True)
     assert "keeper" not in outcome.plan

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import fi
 
 def facts(**changes: Any) -> dict[str, Any]:
     found = {"path": "/srv/x", "kind": "folder", "readable": True, "shards": 9, "tokenizer": True}
-    return {**found, "trainer": True, **changes}
+    return {**found, **changes}
 
 
 # Who is asked what
@@ -45,15 +43,12 @@ def test_only_the_host_that_has_the_data_is_asked_for_its_folders():
 
 
 def test_the_controller_is_asked_for_what_lies_there_and_paths_are_meant_there():
-    nothing = dict.fromkeys(("git", "conversations", "held_out"))
+    nothing = dict.fromkeys(("conversations", "held_out"))
     assert controller_questions(hosts()) == {**nothing, "folders": [], "results": "runs"}
-    run = {"ddp_data_source": "controller", "ddp_data_paths": ["~/x"], "ddp_trainer_source": "~/nanochat"}
-    asked = controller_questions(hosts(run))
-    assert asked["folders"] == ["~/x", "~/nanochat"]
-    here = {"folders": {"~/x": facts(path="/home/me/x"), "~/nanochat": facts(path="/home/me/nanochat")}}
-    plan = make_plan(hosts(run), here=here).plan
-    assert (plan["data"]["paths"], plan["trainer"]["url"]) == (["/home/me/x"], "/home/me/nanochat")
-    assert controller_questions(hosts({"ddp_trainer_source": "git@git.example.org:x/y"}))["git"]
+    run = {"ddp_data_source": "controller", "ddp_data_paths": ["~/x"]}
+    assert controller_questions(hosts(run))["folders"] == ["~/x"]
+    plan = make_plan(hosts(run), here={"folders": {"~/x": facts(path="/home/me/x")}}).plan
+    assert plan["data"]["paths"] == ["/home/me/x"]
 
 
 # What is refused
@@ -115,69 +110,3 @@ def test_what_is_at_the_place_of_the_environment(tmp_path):
         (tmp_path / name / file).write_text("{}")
     kinds = [run_folder.venv_kind(str(tmp_path / name)) for name in (*files, "none")]
     assert kinds == ["ours", "ours", "foreign", "occupied", "absent"]
-
-
-# A repository
-
-
-@pytest.fixture
-def repository(tmp_path):
-    folder = tmp_path / "repo.git"
-    subprocess.run(["git", "init", "-q", "-b", "main", folder], check=True)
-    commit(folder)
-    return f"file://{folder}"
-
-
-def commit(folder: Path) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
-    subprocess.run(["git", "-C", folder, *identity, "commit", "-q", "--allow-empty", "-m", "next"], check=True)
-    told = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    return told.stdout.strip()
-
-
-def test_a_repository_that_cannot_be_cloned_is_told_before_a_start(repository, tmp_path, monkeypatch):
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    for part in ("", "#main", "#0123abcd"):
-        assert sources.repository(repository + part, environment).problem == ""
-    told = sources.repository(repository + "#nobranch", environment).problem
-    assert told == "the repository has no branch or tag nobranch"
-    nothing = f"file://{tmp_path}/nothing"
-    assert sources.repository(nothing, environment).problem.startswith("git on the controller: fatal: ")
-    # One that was cloned before is not asked.
-    Path(sources.checkout_of(nothing, environment), ".git").mkdir(parents=True)
-    assert sources.repository(nothing, environment).problem == ""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    environment["PATH"] = str(tmp_path)
-    assert (
-        sources.repository("https://git.example.org/x.git", environment).problem
-        == "git is not installed on the controller"
-    )
-
-
-def test_which_commit_trains_is_told_and_that_there_is_a_newer_one(repository, tmp_path):
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    work, bare = tmp_path / "repo.git", tmp_path / "bare.git"
-    subprocess.run(["git", "clone", "-q", "--bare", work, bare], check=True)
-    first = commit(work)
-    subprocess.run(["git", "-C", work, "push", "-q", bare, "main"], check=True)
-    for source in (f"file://{bare}", f"file://{bare}#main", f"file://{bare}#{first}"):
-        assert sources.repository(source, environment).commits == {"used": "", "newest": ""}
-        subprocess.run(["git", "clone", "-q", bare, sources.checkout_of(source, environment)], check=True)
-
-    def told(source: str) -> list[tuple[str, str]]:
-        here = {"commits": sources.repository(source, environment).commits}
-        outcome = make_plan(hosts({"ddp_trainer_source": source}), here=here)
-        return [(one["code"], one["seen"]) for one in outcome.findings if one["code"].startswith("trainer-")]
-
-    (one,) = told(f"file://{bare}")
-    assert one[0] == "trainer-commit" and one[1].endswith(f", at commit {first[:10]}")
-    second = commit(work)
-    subprocess.run(["git", "-C", work, "push", "-q", bare, "main"], check=True)
-    for source in (f"file://{bare}", f"file://{bare}#main"):
-        (one,) = told(source)
-        assert one[0] == "trainer-commit" and first[:10] in one[1]
-        assert one[1].endswith(f"the repository now has {second[:10]}")
-    assert [code for code, dummy in told(f"file://{bare}#{first}")] == ["trainer-commit"]
-    # A repository that is gone keeps nobody from training with what was cloned.
-    bare.rename(tmp_path / "gone.git")
-    assert [code for code, dummy in told(f"file://{bare}")] == ["trainer-commit"]

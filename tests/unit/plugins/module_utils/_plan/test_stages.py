@@ -57,27 +57,6 @@ def test_what_was_begun_goes_on_without_its_base_model_but_not_with_other_conver
     assert "the file of ddp_sft_data was one with SHA-256 abababab..." in refused(known, other)
 
 
-CHECKOUT = {"ddp_trainer_source": "/home/me/nanochat"}
-THERE = {"folders": {"/home/me/nanochat": {"path": "/home/me/nanochat", "kind": "folder", "trainer": True}}}
-
-
-def test_a_checkout_fine_tunes_with_its_own_script():
-    script = "scripts.chat_sft"
-    known = having_trained("sft", **CHECKOUT)
-    plan = make_plan(known, here=THERE).plan
-    one = plan["nodes"][0]
-    argv = one["argv"]
-    own, flags = argv[2 : argv.index(script)], argv[argv.index(script) + 1 :]
-    assert (plan["run"], plan["training"]["resume"], plan["training"]["sync"]) == ("d4-sft", False, "exact")
-    runs = "/home/lzw/nanochat-ddp/runs"
-    assert f"--base-checkpoints={runs}/d4/base_checkpoints/d4" in own and "--resume" not in own
-    assert "--model-tag=d4" in flags and not [flag for flag in flags if flag.startswith(("--depth", "--save-every"))]
-    assert "--chatcore-every=-1" in flags
-    assert f"continues the model of the run d4 with the checkout's {script.replace('.', '/')}.py" in render(plan)
-    asked = controller_questions(known)
-    assert asked["conversations"] is None
-
-
 def test_conversations_are_judged_on_the_controller(tmp_path):
     good = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     path = tmp_path / "talks.jsonl"

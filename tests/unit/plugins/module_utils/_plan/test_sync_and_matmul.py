@@ -122,8 +122,7 @@ def products(
     ]
     plan = planned({"ddp_matmul": "auto", **settings}, *facts)
     precision = str(plan["training"]["matmul"])
-    is_ours = plan["trainer"]["source"] == "ours"
-    assert not is_ours or all(f"--matmul={precision}" in node["argv"] for node in plan["nodes"])
+    assert all(f"--matmul={precision}" in node["argv"] for node in plan["nodes"])
     return precision
 
 
@@ -140,7 +139,6 @@ BEGAN = {"rows": {}, "sync": "exact", "matmul": "fp32"}
         # Until every host has measured both.
         ({}, (True, True), None, (FASTER, None), "fp32"),
         ({}, (True, False), None, (FASTER, FASTER), "fp32"),
-        ({"ddp_trainer_source": "/home/me/nanochat"}, (True, True), None, (FASTER, FASTER), "fp32"),
         # As the run began, unless a host without the instructions joined.
         ({}, (True, True), BEGAN, (FASTER, FASTER), "fp32"),
         ({"ddp_fresh": True}, (True, True), BEGAN, (FASTER, FASTER), "bf16"),

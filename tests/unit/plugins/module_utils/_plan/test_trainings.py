@@ -106,11 +106,11 @@ def probe(digest: str = "d1", exit_code: int | None = 0, alive: bool = False, st
 )
 def test_a_run_is_in_progress_with_any_host_and_done_with_all(of_laptop, running, done):
     probes = {"desktop": probe(), "laptop": of_laptop}
-    assert so_far("d1", probes, fresh=False, tools="trainer") == {"running": running, "done": done, "deployed": False}
-    assert so_far("d1", probes, fresh=True, tools="trainer") == {"running": running, "done": False, "deployed": False}
+    assert so_far("d1", probes, fresh=False) == {"running": running, "done": done, "deployed": False}
+    assert so_far("d1", probes, fresh=True) == {"running": running, "done": False, "deployed": False}
 
 
-def test_a_trainer_is_deployed_where_its_test_programs_lie_in_the_folder_of_this_plan():
-    probes = {"desktop": {**probe(), "python": {"venv": {"exists": True}}, "trainer": ["tools"]}}
-    found = {tools: so_far("d1", probes, fresh=False, tools=tools)["deployed"] for tools in ("trainer", "tools")}
-    assert found == {"trainer": False, "tools": True}
+def test_a_trainer_is_deployed_where_environment_and_test_programs_are():
+    there = {**probe(), "python": {"venv": {"exists": True}}, "trainer": True}
+    for of_laptop, deployed in ((there, True), ({**there, "trainer": False}, False), (probe(), False)):
+        assert so_far("d1", {"desktop": there, "laptop": of_laptop}, fresh=False)["deployed"] is deployed

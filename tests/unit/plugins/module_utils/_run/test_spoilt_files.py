@@ -51,7 +51,7 @@ BYTES = [
 ]  # fmt: skip
 
 
-GOOD_PLAN = {**fake_run.plan_for([Path("/x/runs/d4")], 12), "trainer": {"source": "ours"}}
+GOOD_PLAN = fake_run.plan_for([Path("/x/runs/d4")], 12)
 GOOD_PLAN["nodes"][0].update(argv=["python", "--resume"], env={"A": "b"}, env_secret=["A"], checkpoint_bytes=5)
 BEAT = {
     "time": time.time(),

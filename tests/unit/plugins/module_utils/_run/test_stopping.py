@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import stop_seconds
 
 NODES = [{"checkpoint_bytes": 500_000_000}]
-PLAN: dict[str, Any] = {"timeout_seconds": 300, "trainer": {"source": "ours"}, "nodes": NODES}
+PLAN: dict[str, Any] = {"timeout_seconds": 300, "nodes": NODES}
 START = {"kind": "start", "time": 1.0}
 
 

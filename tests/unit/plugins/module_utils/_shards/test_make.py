@@ -24,7 +24,7 @@ def make(call, tmp_path):
     tools.mkdir()
     python.write_text(PYTHON)
     python.chmod(0o755)
-    given = {"path": str(tmp_path / "data"), "python": str(python), "tools_dir": str(tools), "vocab_size": 300}
+    given = {"path": str(tmp_path / "data"), "python": str(python), "trainer_dir": str(tools), "vocab_size": 300}
     text = {"texts": ["/books", "/more"], "shards": 4}
     return lambda check=False, **more: call(make_data, check, host="desktop", **given, **(more or text))
 

@@ -101,9 +101,3 @@ def test_folder_that_cannot_be_written_is_named(deploy, tmp_path):
     result = deploy()
 
     assert result["failed"] and result["msg"].startswith(f"worker: {tmp_path}/dest")
-
-
-def test_tree_that_is_no_source_is_refused(src, monkeypatch):
-    monkeypatch.setattr(trainer_tree, "LARGEST_TREE", 10)
-    with pytest.raises(trainer_tree.TreeError, match="too much for a trainer's sources"):
-        trainer_tree.read_tree(str(src))

@@ -1,4 +1,0 @@
-# Copyright: The nanochat.ddp contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
-"""Makes a nanochat checkout train together on CPUs, from outside: see scripts/join.py."""
