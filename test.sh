@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up and runs the tests: ./test.sh [PART]...; without arguments what every change runs, `all` with what takes longer, too.
-# A scenario of molecule alone: ./test.sh molecule:site
+# A scenario of molecule alone: ./test.sh molecule:site; some tests: ./test.sh unit:tests/unit/plugins/action
 # Parts at the same time, of which some one after the other: ./test.sh lint,unit+trainer
 set -euo pipefail
 # shellcheck source=tools/bootstrap.sh
@@ -56,13 +56,13 @@ run_lint() {
 TWICE=(--reruns 1 -rR)
 real_processes() { "$1" -m pytest -q -m "${WHICH:-not long}" "${TWICE[@]}" --durations=10 --durations-min=20 "$2"; }
 
-run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-1000} PYTHONPATH=$COLLECTIONS python -m pytest -q "${TWICE[@]}" tests/unit); }
+run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-1000} PYTHONPATH=$COLLECTIONS python -m pytest -q "${TWICE[@]}" "${1:-tests/unit}"); }
 
 run_integration() {
     need_packages chromium openssh-server openssh-client
     # The tracker's test trains for real.
     need_trainer_venv
-    (cd "$COLLECTION" && TRAINER_VENV=$TRAINER_VENV PYTHONPATH=$COLLECTIONS real_processes python tests/integration)
+    (cd "$COLLECTION" && TRAINER_VENV=$TRAINER_VENV PYTHONPATH=$COLLECTIONS real_processes python "${1:-tests/integration}")
 }
 
 run_trainer() {
@@ -70,21 +70,21 @@ run_trainer() {
     need_trainer_venv
     # One thread a process: the tests run several ranks on few cores.
     # Every tenth of the generated cases; FEWER=1 tries all 9,000.
-    (cd "$ROOT" && FEWER=${FEWER:-10} OMP_NUM_THREADS=1 PYTHONPATH=trainer real_processes "$TRAINER_VENV/bin/python" tests/trainer)
+    (cd "$ROOT" && FEWER=${FEWER:-10} OMP_NUM_THREADS=1 PYTHONPATH=trainer real_processes "$TRAINER_VENV/bin/python" "${1:-tests/trainer}")
 }
 
 # What the product does, as it was recorded: tests/pins/record.py TOPIC records it again.
 run_pins() {
     need_trainer_venv
-    (cd "$COLLECTION" && TRAINER_VENV=$TRAINER_VENV PYTHONPATH=$COLLECTIONS real_processes python tests/pins)
+    (cd "$COLLECTION" && TRAINER_VENV=$TRAINER_VENV PYTHONPATH=$COLLECTIONS real_processes python "${1:-tests/pins}")
 }
 
 # The tests of both that take minutes each, a hundred times the random schedules of keepers, and more answers of hostile hosts.
 run_long() {
     (cd "$COLLECTION" && SCHEDULES=100000 PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit/plugins/module_utils/_keeper/test_membership.py)
     (cd "$COLLECTION" && NANOCHAT_DDP_CASES=5000 PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit/plugins/test_hostile_answers.py)
-    WHICH=long run_integration
-    WHICH=long run_trainer
+    WHICH=long run_integration tests/integration
+    WHICH=long run_trainer tests/trainer
 }
 
 # The docs site without a warning, and the licence of every file; apart from the other tools, whose requirements differ.
@@ -260,6 +260,7 @@ main() {
     for together in "${parts[@]}"; do
         for part in ${together//[+,]/ }; do
             case $part in
+                unit:* | integration:* | trainer:* | pins:*) ;;
                 lint | docs | unit | integration | trainer | pins | firewall_pins | long | storm | cores | cores:all | systems | systems:* | molecule | molecule:*) ;;
                 *) die "There is no part called $part: lint, docs, unit, integration, trainer, pins, firewall_pins, cores, cores:all, long, storm, systems, systems:SUITE, molecule, molecule:SCENARIO or all." ;;
             esac

@@ -43,24 +43,35 @@ CONTRACT = "plugins/module_utils/_contract"
 NICENESS = {
     f"{CONTRACT}/settings_table.py": (
         "    address: Optional[str] = _host(",
-        '    niceness: int = _host(0, "How nice its rank is.", low=0, most=19)\n',
+        '    niceness: int = _host(0, "How nice its session is.", low=0, most=19)\n',
     ),
-    f"{CONTRACT}/plan.py": ("    env_secret: List[str]", "    niceness: int\n"),
-    "plugins/module_utils/_plan/planner.py": (
-        '        "env_secret": sorted',
-        '        "niceness": host.settings.niceness,\n',
+    "plugins/module_utils/_plan/command.py": (
+        '        "OMP_NUM_THREADS": ',
+        '        "NANOCHAT_NICENESS": str(host.settings.niceness),\n',
     ),
-    f"{CONTRACT}/command_line.py": (
-        "    return [*_python(node), *_script(plan, node)]",
-        '    return ["nice", "-n", str(node["niceness"]), *_python(node), *_script(plan, node)]\n',
+    "plugins/module_utils/_plan/settings_checks.py": ('    "NANOCHAT_BASE_DIR", ', '    "NANOCHAT_NICENESS",\n'),
+    "plugins/module_utils/_session/runner.py": (
+        "        self.stops = self.interrupts = 0",
+        '        os.nice(int((env_file.parse(env or b"") or {}).get("NANOCHAT_NICENESS", "0")))\n',
     ),
 }
 HOST = """
-import json
+import json, os, pathlib
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.env_file import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.runner import LAUNCH, Runner
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
-nodes = make_plan(hosts(one={"ddp_niceness": 7})).plan["nodes"]
-print(json.dumps([node["argv"][:3] for node in nodes]))
+nodes = make_plan(hosts({"ddp_restarts": 3}, one={"ddp_niceness": 7})).plan["nodes"]
+python = {os.path.basename(node[which][0]) for node in nodes for which in ("argv", "session_argv")}
+folder = pathlib.Path("session")
+folder.mkdir()
+env = folder / "env"
+env.write_bytes(render(nodes[0]["env"]))
+given = {"argv": nodes[0]["argv"], "env_file": str(env), "chdir": "/", "log": "log", "revive": False}
+(folder / LAUNCH).write_text(json.dumps({"id": "0", "session": "x", "given": given}))
+before = os.nice(0)
+Runner(str(folder))
+print(json.dumps([os.nice(0) - before, nodes[1]["env"]["NANOCHAT_NICENESS"], *python]))
 """
 
 
@@ -100,4 +111,4 @@ def test_a_stage_is_a_row_for_the_planner(tmp_path: Path) -> None:
 def test_a_setting_with_an_effect_on_its_host_touches_five_files_at_most(tmp_path: Path) -> None:
     """These, and the page that tools/generate_docs.py writes."""
     assert len(NICENESS) + 1 <= 5
-    assert followed(tmp_path, NICENESS, HOST) == [["nice", "-n", "7"], ["nice", "-n", "0"]]
+    assert followed(tmp_path, NICENESS, HOST) == [7, "0", "python"]

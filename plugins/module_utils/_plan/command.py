@@ -16,6 +16,7 @@ from .._contract.plan import Node, Plan
 from .._contract.settings_table import RunSettings, rows
 from . import stages
 from .decided import Decided
+from .hosts import Host
 
 # Reuse big buffers instead of returning them to the kernel and faulting them in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
@@ -102,8 +103,9 @@ def flag_names(decided: Decided) -> list[str]:
     return [f"--{name}" for name in trainer_flags(some, ".")]
 
 
-def env(decided: Decided, node: Node, polite: str) -> dict[str, str]:
-    """The same names on every host, so that no rank sees a setting that another does not."""
+def env(decided: Decided, node: Node, host: Host) -> dict[str, str]:
+    """The variables of whatever the host's session runs: the rank, or the keeper that starts it. A value that is the host's own must
+    change nothing that is computed."""
     run = decided.run
     names = {
         # A GPU must not affect a run on the CPU.
@@ -112,7 +114,7 @@ def env(decided: Decided, node: Node, polite: str) -> dict[str, str]:
         "NANOCHAT_DATA_DIR": os.path.join(node["run_dir"], "data"),
         "NANOCHAT_DTYPE": "float32",
         "NANOCHAT_FORCE_SDPA": "1",
-        politeness.VARIABLE: polite,
+        politeness.VARIABLE: host.polite,
         "OMP_NUM_THREADS": str(node["threads"]),
         "GLOO_SOCKET_IFNAME": node["nic"] or "",
         "NCCL_SOCKET_IFNAME": node["nic"] or "",

@@ -251,7 +251,7 @@ def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan
     if host.polite == GUEST:
         limits = host.settings
         node["guest"] = {"hours": limits.hours, "battery_limit": limits.battery_limit, "away_if": limits.away_if}
-    node["env"] = command.env(decided, node, host.polite)
+    node["env"] = command.env(decided, node, host)
     node["argv"] = rank_argv(plan, node)
     command.add_session(plan, run, node)
     return node
