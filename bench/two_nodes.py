@@ -331,7 +331,7 @@ def add_expected(
 ) -> None:
     """Add the rehearsal's prediction for each way, and the choice of auto."""
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
-    from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe
+    from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_memory import describe
     from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import ModelConfig
 
     shape = ModelConfig.from_depth(model.depth, 64, model.head_dim, model.length, VOCABULARY)

@@ -17,6 +17,7 @@ from reference import TINY, model_of, tokens
 from nanochat.kit.common import UserError
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT, MLP, KVCache, Weight
+from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.rules.model_size import ModelConfig
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "model.json").read_text())
@@ -33,6 +34,17 @@ def test_a_parameter_without_a_gradient_is_refused_when_the_pass_is_made() -> No
     model.transformer.block(1).mlp.gate = torch.nn.Parameter(torch.zeros(3, 4))
     with pytest.raises(UserError, match=r"parameters without a gradient: transformer\.h\.1\.mlp\.gate; "):
         TrainingPass(model)
+
+
+def test_a_parameter_that_nobody_fills_or_updates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of()
+    model.transformer.block(1).mlp.gate = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(UserError, match=r"^init_weights leaves transformer\.h\.1\.mlp\.gate unfilled; "):
+        model.init_weights()
+    with pytest.raises(
+        UserError, match=r"^transformer\.h\.1\.mlp\.gate: no matrix, so it needs a group in adamw_groups"
+    ):
+        Optimizer(model, LearningRates())
 
 
 def test_a_parameter_that_nobody_counts_is_refused_when_the_model_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,23 @@ def test_a_wrong_pass_is_named_before_a_training_begins(monkeypatch: pytest.Monk
             UserError, match=r"^the gradient of transformer\.h\.2\.attn\.c_proj\.weight in the training pass is not"
         ):
             check_gradients()
+    with monkeypatch.context() as patch:
+        ready = layers.PassContext.ready
+        patch.setattr(
+            layers.PassContext,
+            "ready",
+            lambda self, *names: ready(self, *(one for one in names if one != "x0_lambdas")),
+        )
+        with pytest.raises(
+            UserError, match=r"^the training pass does not report the gradient of x0_lambdas in its turn"
+        ):
+            check_gradients()
+    with monkeypatch.context() as patch:
+        # Gates that are shut, in both.
+        patch.setattr(torch, "sigmoid", torch.zeros_like)
+        patch.setattr(torch, "sigmoid_", torch.zero_)
+        with pytest.raises(UserError, match=r"^the gradient of \S+ is zero: the model in gpt.py does not use"):
+            check_gradients()
     monkeypatch.setattr(head, "SOFTCAP", 14.0)
     with pytest.raises(UserError, match=r"^the loss in the training pass .* correct the forward pass"):
         check_gradients()

@@ -27,7 +27,7 @@ from .._rules.shares import share_rows
 from . import stages
 from .host_checks import MEMORY_SHARE
 from .hosts import Host, neighbours
-from .model_size import describe, memory, shape_of
+from .model_memory import describe, memory, shape_of
 from .step_model import Speed, StepJob, choose_sync, links_of, predict
 
 UNITS = {"d": 86400, "h": 3600, "m": 60}

@@ -18,7 +18,7 @@ from .._rules.model_size import ModelConfig
 from .._rules.ways import WAYS, fits
 from . import stages
 from .hosts import Host
-from .model_size import describe, shape_of
+from .model_memory import describe, shape_of
 from .shares import FOLLOWING, shared_out
 from .step_model import (
     NEARLY_AS_FAST,

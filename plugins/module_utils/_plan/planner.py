@@ -26,7 +26,7 @@ from . import (
     command,
     data_set,
     host_checks,
-    model_size,
+    model_memory,
     settings_checks,
     shares,
     stages,
@@ -239,9 +239,9 @@ def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // run.device_batch),
-        "memory_bytes": model_size.memory(decided.shape, run.device_batch, run.sync, parts),
+        "memory_bytes": model_memory.memory(decided.shape, run.device_batch, run.sync, parts),
         "disk_bytes": disk_bytes(decided),
-        "checkpoint_bytes": model_size.checkpoint_bytes(decided.shape, run.sync),
+        "checkpoint_bytes": model_memory.checkpoint_bytes(decided.shape, run.sync),
         "peers": sorted(peer for peer in peers if peer is not None),
         "flags": command.trainer_flags(decided, run_dir),
         "argv": [],
@@ -266,4 +266,4 @@ def disk_bytes(decided: Decided) -> int:
         saves = max(saves, run.keep_checkpoints + 1)
     kept = saves if run.keep_checkpoints < 0 else min(saves, run.keep_checkpoints + 1)
     shards = run.data_shards * SHARD_BYTES[run.data_source]
-    return kept * model_size.checkpoint_bytes(decided.shape, run.sync) + shards
+    return kept * model_memory.checkpoint_bytes(decided.shape, run.sync) + shards

@@ -16,8 +16,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from .._contract.plan import Model, Plan
 from .._contract.settings_table import AUTO
+from .._rules.model_size import LAYER_MATRICES
 from .._rules.ways import WAYS, choose_head, fits, most_bytes
-from .model_size import head_work
+from .model_memory import head_work
 
 FLOAT = 4
 WIRE_SHARE = 0.98  # Gloo's fraction of TCP's rate
@@ -128,9 +129,9 @@ def touched_rows(vocab_size: int, tokens: int) -> int:
 
 
 def largest_matrix_share(job: StepJob) -> float:
-    """The largest share of the layers' matrices that one rank owns. The largest matrix, a third of its layer, is never divided,
-    so among many ranks its owner updates and sends more than the others."""
-    return max(1 / max(1, job.world), 1 / (3 * max(1, job.model["depth"])))
+    """The largest share of the layers' matrices that one rank owns. No matrix is divided, so among many ranks the owner of the
+    largest updates and sends more than the others."""
+    return max(1 / max(1, job.world), max(LAYER_MATRICES) / sum(LAYER_MATRICES) / max(1, job.model["depth"]))
 
 
 def bytes_sent(job: StepJob) -> Tuple[int, int]:
@@ -158,11 +159,11 @@ def bytes_sent(job: StepJob) -> Tuple[int, int]:
 
 
 def messages_sent(job: StepJob) -> float:
-    """The number of messages behind `bytes_sent`: six matrices a layer, and a gate in every other one."""
+    """The number of messages behind `bytes_sent`: the matrices of each layer, and a gate in every other one."""
     world, depth, most = job.world, job.model["depth"], largest_matrix_share(job)
     counts = job.model["parameters"]
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
-    matrices = (6 * depth + tables - 1) * (1 - most + (world - 1) * most)
+    matrices = (len(LAYER_MATRICES) * depth + tables - 1) * (1 - most + (world - 1) * most)
     blocks = -(-counts["lm_head"] * FLOAT // HEAD_BLOCK_BYTES) * (1 if world < 3 else 2)
     # With the ids of the tokens, and the small gradients with the loss.
     return matrices + (tables + blocks + 2) * (world - 1)

@@ -21,6 +21,7 @@ matmul="bf16" rounds the operands of linear layers to bfloat16; everything else 
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -144,7 +145,7 @@ class TrainingPass:
 
 def check_gradients() -> None:
     """Refuse a training pass whose loss and gradients are not those of autograd through the plain model (gpt.py), in a small model
-    with nothing zero. Takes some hundredths of a second."""
+    with nothing zero, or that does not report them in their order. Takes some hundredths of a second."""
     model, generator = GPT(PROOF), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -152,20 +153,32 @@ def check_gradients() -> None:
     ids, targets = torch.randint(PROOF.vocab_size, (2, 2, PROOF.sequence_len), generator=generator)
     training = TrainingPass(model)
     training.start_step(unique_ids([ids]))
-    found = {"loss": training.forward_backward(ids, targets, 1 / ids.numel())}
+    reported: list[str] = []
+    loss = training.forward_backward(ids, targets, 1 / ids.numel(), lambda part, dummy: reported.append(part.name))
+    found = {"loss": loss}
     loss = model.losses(ids, targets).mean()
     wanted, parameters = {"loss": loss.detach()}, dict(model.named_parameters())
     # In the order of the backward pass, so that the first one that differs shows where the fault is.
     order = training.ready_order
+    if missed := next((name for name, at in itertools.zip_longest(order, dict.fromkeys(reported)) if name != at), None):
+        raise UserError(
+            f"the training pass does not report the gradient of {missed} in its turn, so other ranks would wait for it; call ready() in "
+            "its backward pass, in the order of gradients.py.",
+            Cause.BUG,
+        )
     gradients = torch.autograd.grad(loss, [parameters[name] for name in order], materialize_grads=True)
     for name, gradient in zip(order, gradients, strict=True):
         found[f"gradient of {name}"] = training.gradients[name]
         wanted[f"gradient of {name}"] = gradient[training.token_ids] if is_table(name) else gradient
     for what, tensor in wanted.items():
-        error = float((found[what] - tensor).abs().max() / tensor.abs().max().clamp_min(1e-12))
+        if not tensor.any():
+            raise UserError(
+                f"the {what} is zero: the model in gpt.py does not use that parameter; use or remove it.", Cause.BUG
+            )
+        error = float((found[what] - tensor).abs().max() / tensor.abs().max())
         if math.isnan(error) or error > (WORST_LOSS if what == "loss" else WORST_GRADIENT):
             raise UserError(
                 f"the {what} in the training pass is not that of the model in gpt.py (it differs by {error:.1g} of its size); correct the "
-                f"{'forward' if what == 'loss' else 'backward'} pass in layers.py and fused.py.",
+                f"{'forward pass' if what == 'loss' else 'backward pass there or just before it'}, in layers.py and fused.py.",
                 Cause.BUG,
             )

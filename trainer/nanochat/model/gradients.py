@@ -53,7 +53,7 @@ def unique_ids(batches: Sequence[Tensor]) -> Tensor:
 
 
 def ready_order(model: GPT) -> list[str]:
-    """Names of all gradients in the order in which the last micro-batch completes them."""
+    """Names of all gradients in the order in which the last micro-batch completes them and reports each (PassContext.ready)."""
     ordered = [HEAD, "backout_lambda"]
     for layer in reversed(range(model.config.n_layer)):
         block = f"transformer.h.{layer}"
@@ -64,8 +64,8 @@ def ready_order(model: GPT) -> list[str]:
     names = [name for name, dummy in model.named_parameters()]
     if unknown := set(names) - set(ordered):
         raise UserError(
-            f"the model has parameters without a gradient: {', '.join(sorted(unknown))}; compute it in the training pass, and list "
-            "them in the order of gradients.py."
+            f"the model has parameters without a gradient: {', '.join(sorted(unknown))}; compute each in the training pass, report it by "
+            "ready(), and list it in the order of gradients.py."
         )
     return [name for name in ordered if name in names]
 

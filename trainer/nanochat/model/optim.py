@@ -32,11 +32,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanochat.kit.common import UserError
 from nanochat.model import kernels
 from nanochat.model.gpt import GPT
 from nanochat.model.gradients import HEAD, MATMUL_TYPES, is_table
 from nanochat.model.kernels import EPSILON, AdamWStep
 from nanochat.model.layers import Buffers
+from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import StepSchedule
 
 FIXED_LR = 0.2  # of smear and backout, independent of the batch
@@ -86,7 +88,7 @@ class LearningRates:
 
 
 def adamw_groups(model: GPT, rates: LearningRates) -> dict[str, AdamWGroup]:
-    """AdamW's constants by parameter name, in upstream's order; Muon updates all other parameters."""
+    """AdamW's constants by parameter name, in upstream's order; Muon updates all other parameters, which must be matrices."""
     width_scale = math.sqrt(768 / model.config.n_embd)
     groups = {
         "lm_head.weight": AdamWGroup(rates.unembedding * width_scale, 0.8, 0.96, 0.01),
@@ -338,6 +340,8 @@ class Optimizer:
         groups = adamw_groups(model, rates)
         self.adamw_names = list(groups)
         self.matrix_names = [name for name in parameters if name not in groups]
+        if odd := [name for name in self.matrix_names if parameters[name].dim() != 2]:
+            raise UserError(f"{', '.join(odd)}: no matrix, so it needs a group in adamw_groups of optim.py.", Cause.BUG)
         self.tables = {n: RowAdamW(parameters[n], g) for n, g in groups.items() if is_table(n)}
         parts = {HEAD: head_rows}
         self.dense = {

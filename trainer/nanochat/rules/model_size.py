@@ -10,6 +10,8 @@ from dataclasses import dataclass
 VOCAB_MULTIPLE = 64
 # Input columns of the value embeddings' gates and of the smear's.
 GATE_CHANNELS, SMEAR_CHANNELS = 12, 24
+# The matrices of a layer, in squares of the width: c_q, c_k, c_v and c_proj of the attention, c_fc and c_proj of the MLP.
+LAYER_MATRICES = (1, 1, 1, 1, 4, 4)
 
 
 def heads(depth: int, aspect_ratio: int, head_dim: int) -> int:
@@ -72,7 +74,8 @@ def parameters(sizes: ModelConfig) -> dict[str, int]:
         "wte": table,
         "value_embeds": gated * table,
         "lm_head": table,
-        "transformer_matrices": sizes.n_layer * 12 * sizes.n_embd**2 + gated * sizes.n_head * GATE_CHANNELS,
+        "transformer_matrices": sizes.n_layer * sum(LAYER_MATRICES) * sizes.n_embd**2
+        + gated * sizes.n_head * GATE_CHANNELS,
         "scalars": 2 * sizes.n_layer + SMEAR_CHANNELS + 2,
     }
     counts["total"] = sum(counts.values())

@@ -328,7 +328,7 @@ def load_weights(model: torch.nn.Module, folder: Path, step: int) -> None:
     try:
         model.load_state_dict(load_model(folder, step))
     except RuntimeError as error:
-        what = " ".join(str(error).split())[:300]
+        what = " ".join(str(error).split())[:300].rstrip(".")
         raise BadCheckpoint(f"the weights of step {step} in {folder} do not match this model: {what}.") from None
 
 

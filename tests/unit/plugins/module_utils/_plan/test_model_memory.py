@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import model_size
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import model_memory
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import ModelConfig, parameters
 
 D4 = ModelConfig.from_depth(4, 64, 64, 512, 32768)
@@ -17,17 +17,17 @@ D8 = ModelConfig.from_depth(8, 64, 128, 1024, 32768)
 def test_packing_keeps_a_copy_of_the_matrices_in_memory_and_checkpoints(sync):
     counts = parameters(D8)
     copy = 4 * (counts["lm_head"] + counts["transformer_matrices"])
-    assert model_size.memory(D8, 2, sync) - model_size.memory(D8, 2) == copy
-    assert model_size.checkpoint_bytes(D8, sync) - model_size.checkpoint_bytes(D8) == copy
+    assert model_memory.memory(D8, 2, sync) - model_memory.memory(D8, 2) == copy
+    assert model_memory.checkpoint_bytes(D8, sync) - model_memory.checkpoint_bytes(D8) == copy
     # Of a head in parts nothing is left over from packing.
-    packed, plain = (model_size.memory(D8, 2, one, parts_of_head=2) for one in (sync, "exact"))
+    packed, plain = (model_memory.memory(D8, 2, one, parts_of_head=2) for one in (sync, "exact"))
     assert packed - plain == 4 * counts["transformer_matrices"]
 
 
 def test_a_checkpoint_holds_weights_and_the_optimizers_state():
     # Measured: 88.8 MB for a model of 7,340,162 parameters.
     small = ModelConfig.from_depth(4, 64, 64, 512, 4096)
-    assert model_size.checkpoint_bytes(small) == pytest.approx(88.8e6, rel=0.02)
+    assert model_memory.checkpoint_bytes(small) == pytest.approx(88.8e6, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_a_checkpoint_holds_weights_and_the_optimizers_state():
     ],
 )
 def test_field_15_memory_is_near_what_was_measured_and_not_below(shape, device_batch, measured):
-    assert measured < model_size.memory(shape, device_batch) < 1.25 * measured
+    assert measured < model_memory.memory(shape, device_batch) < 1.25 * measured

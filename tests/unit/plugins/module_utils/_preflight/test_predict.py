@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe, head_work
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_memory import describe, head_work
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, PredictedStep, Speed, job_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import measured, predict
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import ModelConfig
