@@ -50,7 +50,7 @@ REMOVED_SETTINGS: Dict[str, Removed] = {
     "ddp_device": Removed("training is on CPUs. Remove it", ("auto", "cpu")),
     "ddp_dtype": Removed("numbers are float32. Remove it; ddp_matmul is the precision of matrix products", ("auto", "float32")),
     "ddp_trainer_source": Removed(
-        "the collection has its own trainer. Remove it; docs/guides/upstream.md says how models of nanochat's are exchanged", ("ours",),
+        "the collection has its own trainer. Remove it; docs/guides/upstream.md says how to exchange models with nanochat", ("ours",),
     ),
     "ddp_trainer_join": Removed("the collection trains with its own trainer. Remove it", ("true",)),
     "ddp_quiet_minutes": Removed("a guest comes back after one quiet minute. Remove it", ("1", "1.0", "10", "10.0")),
