@@ -242,6 +242,8 @@ class World:
         if host.over_at is None or host.off_at or host.back_at is not None:
             return False
         host.disk.pop(LEAVE, None)
+        # It knows only who had left before it; hosts that all left, and are let in one by one, may train apart.
+        self.checks.parts = self.checks.parts or bool(host.own.public.left)
         return self.switch_off(host, 1, was_off=True)
 
     def switch_off(self, host, seconds, was_off):
