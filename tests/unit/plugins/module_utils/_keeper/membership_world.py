@@ -472,7 +472,9 @@ class World:
         keeperless = [host for host in self.hosts.values() if host.back_at is not None and host.restarted]
         for host in on + keeperless:
             host.disk[STOP] = ""
-        self.checks.stopped = {host.name for host in on if host.over_at is None}
+        # A host that was off takes one that was taken out before, and let in since, for out.
+        out = {name for host in self.hosts.values() if host not in on for name in host.own.public.left}
+        self.checks.stopped = {host.name for host in on if host.over_at is None} - out
         on = [host for host in on if not host.unkillable_until]
         self.quiet(lambda: all(host.over_at is not None for host in on), "not stopped")
         assert not any(host.rank for host in on)
