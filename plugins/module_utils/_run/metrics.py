@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from typing import Any, Dict, Iterator, List, Optional, Tuple, TypedDict, cast
 
 from .._contract.document import Document, number, section, text, whole, words
@@ -133,14 +134,6 @@ def _number(event: Event, key: str) -> float:
     return finite(event.get(key)) or 0.0
 
 
-def median(values: List[float]) -> Optional[float]:
-    """The median; None if empty."""
-    if not values:
-        return None
-    ordered, middle = sorted(values), len(values) // 2
-    return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
 def _last(events: List[Event], kind: str) -> Event:
     return next((event for event in reversed(events) if event["kind"] == kind), {})
 
@@ -190,7 +183,7 @@ def _means(steps: List[Event]) -> Dict[str, Any]:
         "steps_counted": len(steady),
         "tokens_per_second": _speed(steady[-RECENT_STEPS:]),
         "tokens_per_second_mean": _speed(steady),
-        "step_seconds": median([_number(step, "seconds") for step in steady]),
+        "step_seconds": statistics.median(_number(step, "seconds") for step in steady) if steady else None,
         "wait_seconds": sum(waited) if waited else None,
         "wait_share": sum(waited) / seconds if seconds > 0 and waited else None,
         "bytes_sent": round(sum(sent) / len(sent)) if sent else None,

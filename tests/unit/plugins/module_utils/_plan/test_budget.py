@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import budget
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanOutcome, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
@@ -65,6 +66,18 @@ def made(time_given: dict[str, Any], *more: dict[str, Any]) -> PlanOutcome:
 )  # fmt: skip
 def test_budget_counts_from_the_start_and_a_clock_time_is_the_next_one(given: dict[str, str], hours: float):
     assert budget.deadline(run_of(**given), NOW) == NOW + hours * HOUR
+
+
+def test_a_pass_takes_as_long_as_its_rows_and_depth_and_muon_as_its_matrices():
+    def speed(rows: int, **settings: Any) -> Any:
+        plan = planned({"ddp_profile": "real", **settings})
+        return budget.speed_at(Host("a", None, {}, **measured()), plan["model"], rows)
+
+    (one, twice), deep = (speed(rows) for rows in (2, 4)), speed(2, ddp_depth=16)
+    assert (twice.pass_seconds, twice.muon_seconds) == (2 * one.pass_seconds, one.muon_seconds) == (1.0, 0.05)
+    # Twice as wide and twice as deep: eight times the matrices, of which each product takes twice as long.
+    assert deep.muon_seconds == pytest.approx(16 * one.muon_seconds, rel=0.01)
+    assert 5 * one.pass_seconds < deep.pass_seconds < 8 * one.pass_seconds
 
 
 def test_unmeasured_hosts_promise_nothing():
