@@ -56,7 +56,7 @@ run_lint() {
 TWICE=(--reruns 1 -rR)
 real_processes() { "$1" -m pytest -q -m "${WHICH:-not long}" "${TWICE[@]}" --durations=10 --durations-min=20 "$2"; }
 
-run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-1000} PYTHONPATH=$COLLECTIONS python -m pytest -q "${TWICE[@]}" "${1:-tests/unit}"); }
+run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-1000} PYTHONPATH=$COLLECTIONS real_processes python "${1:-tests/unit}"); }
 
 run_integration() {
     need_packages chromium openssh-server openssh-client
@@ -79,10 +79,11 @@ run_pins() {
     (cd "$COLLECTION" && TRAINER_VENV=$TRAINER_VENV PYTHONPATH=$COLLECTIONS real_processes python "${1:-tests/pins}")
 }
 
-# The tests of both that take minutes each, a hundred times the random schedules of keepers, and more answers of hostile hosts.
+# The tests that take half a minute or more, a hundred times the random schedules of keepers, and more answers of hostile hosts.
 run_long() {
     (cd "$COLLECTION" && SCHEDULES=100000 PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit/plugins/module_utils/_keeper/test_membership.py)
     (cd "$COLLECTION" && NANOCHAT_DDP_CASES=5000 PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit/plugins/test_hostile_answers.py)
+    WHICH=long run_unit tests/unit
     WHICH=long run_integration tests/integration
     WHICH=long run_trainer tests/trainer
 }
@@ -157,7 +158,7 @@ host_tests() {
     mkdir -p "$CACHE/ansible-of-hosts"
     ln -sfn "$("$CACHE/core-$2/bin/python" -c 'import ansible; print(ansible.__path__[0])')" "$CACHE/ansible-of-hosts/ansible"
     mapfile -t controllers < <(grep -rlE 'ddp\.plugins(\.| import )(action|callback|filter|plugin_utils)|def test_.*\bagent\b' tests/unit/plugins/module{s,_utils})
-    PYTHONPATH=$COLLECTIONS:$CACHE/ansible-of-hosts "$VENV/bin/python" -m pytest -q "${TWICE[@]}" -p no:cacheprovider "${controllers[@]/#/--ignore=}" \
+    PYTHONPATH=$COLLECTIONS:$CACHE/ansible-of-hosts "$VENV/bin/python" -m pytest -q -m "not long" "${TWICE[@]}" -p no:cacheprovider "${controllers[@]/#/--ignore=}" \
         tests/unit/plugins/module{s,_utils}
 }
 

@@ -114,10 +114,8 @@ def test_keepers_hear_each_other_over_a_saturated_link(lan, hosts, rate, queue, 
 
 
 # Half a minute at full speed.
-@pytest.mark.parametrize(
-    ("rate", "queue", "received"),
-    [("1mbit", "256kb", 3_500_000), pytest.param("10mbit", "1mb", 35_000_000, marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("rate", "queue", "received"), [("1mbit", "256kb", 3_500_000), ("10mbit", "1mb", 35_000_000)])
 def test_ranks_that_fill_a_link_leave_it_to_ssh(lan, rate, queue, received):
     slow_down(lan, rate, queue)
     # As ranks send: on one connection, paced.

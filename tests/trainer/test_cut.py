@@ -55,6 +55,7 @@ def spaces() -> Iterator[tuple[str, str]]:
             ip("netns", "delete", name)
 
 
+@pytest.mark.long
 def test_field_31_a_pulled_cable_does_not_block_ranks_in_the_store(spaces: tuple[str, str]) -> None:
     port = ranks.free_port()
     processes = []

@@ -230,6 +230,7 @@ def test_a_keeper_that_cannot_write_promises_nothing_and_goes_on_when_it_can(hos
     assert json.loads((folder / KEEPER_MEMORY).read_text())["promised"] > promised
 
 
+@pytest.mark.long
 def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     hosts.train_together()
     # The master goes.
@@ -250,6 +251,7 @@ def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     assert hosts.state("laptop")["state"] == states.LEFT
 
 
+@pytest.mark.long
 def test_a_guest_leaves_within_seconds_saves_and_comes_back(hosts):
     hosts.be_guest("laptop")
     hosts.train_together()
