@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,24 +117,6 @@ def test_batches_follow_the_words_on_other_data(
         loader.close()
 
 
-def test_resuming_goes_on_with_the_very_same_tokens_in_the_middle_of_a_row_group(
-    tmp_path: Path, tokens: Tokenizer
-) -> None:
-    write_shards(tmp_path, [f"{i} " * (i % 17 + 1) for i in range(1700)], group=1700)
-    loader = Loader(tokens, tmp_path, "train", 2, 64)
-    draw(loader, 3)
-    torch.save(loader.state(), tmp_path / "state.pt")
-    wanted, ends_at = draw(loader, 80), loader.position()
-    loader.close()
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert 0 < state["cursor"][3] < 1700 / dataloader.DOCUMENTS_AT_ONCE
-    resumed = Loader(tokens, tmp_path, "train", 2, 64, position={"pq_idx": 0, "rg_idx": 0, "epoch": 9}, state=state)
-    found = draw(resumed, 80)
-    assert resumed.position() == ends_at
-    resumed.close()
-    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
-
-
 def own_text(folder: Path, size: int) -> Path:
     """Shards of a text of this many characters: one long file and many short ones."""
     rng, words = random.Random(size), [f"{number:x}" for number in range(3000)]
@@ -182,18 +164,31 @@ def test_an_own_text_is_read_whole_before_any_of_it_again(
     assert sum(a == b for a, b in itertools.pairwise(known)) < 0.4 * len(known)
 
 
-def test_an_own_text_is_resumed_where_it_was_left(tmp_path: Path, tokens: Tokenizer) -> None:
-    folder = own_text(tmp_path, 300_000)
-    # More than one reading of the text.
+def one_group(folder: Path, size: int) -> Path:
+    """Shards of one row group each, of about this many characters."""
+    write_shards(folder, [f"{i} " * (i % 17 + 1) for i in range(size // 40)], group=size)
+    return folder
+
+
+@pytest.mark.parametrize("make", [own_text, one_group])
+def test_a_loader_is_resumed_where_it_was_left(
+    make: Callable[[Path, int], Path], tmp_path: Path, tokens: Tokenizer
+) -> None:
+    """In the middle of a row group, too, and in more than one reading; the position counts only where there is no state."""
+    folder, saved = make(tmp_path, 150_000), tmp_path / "state.pt"
     loader = Loader(tokens, folder, "train", 6, 64)
-    whole = draw(loader, 400)
+    whole, ends_at = draw(loader, 400), loader.position()
     loader.close()
     found, state = [], None
     for batches in (150, 100, 150):
-        loader = Loader(tokens, folder, "train", 6, 64, state=state)
+        place = {"pq_idx": 0, "rg_idx": 0, "epoch": 9} if state else None
+        loader = Loader(tokens, folder, "train", 6, 64, position=place, state=state)
         found += draw(loader, batches)
-        state = loader.state()
+        torch.save(loader.state(), saved)
+        state = torch.load(saved, weights_only=True)
+        assert make is own_text or 0 < state["cursor"][3] < 150_000 / 40 / dataloader.DOCUMENTS_AT_ONCE
         loader.close()
+    assert loader.position() == ends_at and ends_at["epoch"] > 1
     assert all(torch.equal(a, b) for a, b in zip(whole, found, strict=True))
 
 
@@ -237,14 +232,6 @@ def test_field_07_one_row_group_is_enough_for_any_number_of_ranks(tmp_path: Path
     assert losses[0] == pytest.approx(losses[1], abs=1e-4) and len(losses[0]) == 4
 
 
-def test_a_bad_validation_shard_is_refused_before_training(tmp_path: Path, tokens: Tokenizer) -> None:
-    write_shard(tmp_path / "a.parquet", ["some text"] * 40, group=10)
-    write_shard(tmp_path / "b.parquet", ["some text"] * 20, group=20)
-    (tmp_path / "b.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"b\.parquet is not a complete parquet file"):
-        Loader(tokens, tmp_path, "train", 1, 8, 0, 1)
-
-
 def corrupt_middle(folder: Path) -> None:
     path = folder / "b.parquet"
     data = bytearray(path.read_bytes())
@@ -263,9 +250,9 @@ def cases() -> Iterator[Any]:
         pq.write_table(pa.table({"content": ["a"]}), folder / "b.parquet")
 
     yield pytest.param(torn, "b.parquet is not a complete parquet file", id="torn")
-    yield pytest.param(
-        lambda d: (d / "b.parquet").write_bytes(b""), "b.parquet is not a complete parquet file", id="empty"
-    )
+    for name, data in (("b", b""), ("c", b"PAR1")):
+        words = f"{name}.parquet is not a complete parquet file"
+        yield pytest.param(lambda d, n=name, data=data: (d / f"{n}.parquet").write_bytes(data), words, id=f"no {name}")
     yield pytest.param(text_for_numbers, "b.parquet contains int64, not strings", id="numbers")
     yield pytest.param(other_column, "b.parquet has no column text, only content", id="column")
     yield pytest.param(lambda d: write_shard(d / "b.parquet", []), "b.parquet has no documents", id="no-documents")
@@ -278,6 +265,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("spoil", "words"), list(cases()))
 def test_bad_data_is_refused_naming_the_file(tmp_path: Path, tokens: Tokenizer, spoil: Any, words: str) -> None:
+    """Also in the last shard, which is for validation."""
     for name in ("a", "b", "c"):
         write_shard(tmp_path / f"{name}.parquet", [f"{name} {i} lorem ipsum" for i in range(50)])
     spoil(tmp_path)
@@ -344,21 +332,25 @@ def test_a_reader_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None
             loader.next_batch()
 
 
-def test_a_disk_that_gives_nothing_is_not_waited_for_without_end(tmp_path: Path) -> None:
-    release = threading.Event()
-    loader = odd_loader(tmp_path, release.wait, patience=0.6)
-    with pytest.raises(DataError, match=r"no data arrived for \d+ s; the last read was row group 0 of .*a\.parquet"):
-        loader.next_batch()
-    release.set()
-    loader.close()
-
-
-def test_whoever_waits_for_data_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("waiting", "cause", "words"),
+    [
+        (
+            {"patience": 0.6},
+            Cause.BAD_DATA,
+            r"no data arrived for \d+ s; the last read was row group 0 of .*a\.parquet",
+        ),
+        ({"interrupted": lambda: True}, Cause.STOPPED, "stopped while waiting for data"),
+    ],
+)
+def test_a_disk_that_gives_nothing_is_not_waited_for_without_end(
+    waiting: dict[str, Any], cause: Cause, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dataloader, "STOP_SECONDS", 0.5)
     release = threading.Event()
-    loader = odd_loader(tmp_path, release.wait, interrupted=lambda: True)
-    with pytest.raises(UserError, match="stopped while waiting for data") as caught:
+    loader = odd_loader(tmp_path, release.wait, **waiting)
+    with pytest.raises(UserError, match=words) as caught:
         loader.next_batch()
-    assert caught.value.cause is Cause.STOPPED
+    assert caught.value.cause is cause
     release.set()
     loader.close()
