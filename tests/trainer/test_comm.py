@@ -24,34 +24,6 @@ from nanochat.parallel.comm import Comm, CommError, connect
 HERE = "test_comm"
 
 
-def talk(comm: Comm) -> None:
-    total = comm.all_reduce(torch.full((5,), float(comm.rank + 1)), "a sum")
-    source = torch.full((3,), float(comm.rank))
-    comm.broadcast(source, comm.world - 1, "a broadcast")
-    right, left = (comm.rank + 1) % comm.world, (comm.rank - 1) % comm.world
-    got = torch.empty(2)
-    comm.wait(comm.receive(got, left, 3, "a ring"), comm.send(torch.full((2,), float(comm.rank)), right, 3, "a ring"))
-    facts = [comm.exchange("a fact", {"rank": comm.rank, "round": n})[n % comm.world] for n in range(5)]
-    seconds, sent = comm.take_counters()
-    answer = {
-        "sum": total.tolist(), "broadcast": source.tolist(), "ring": got.tolist(), "facts": facts,
-        "waited": seconds > 0, "sent": sent,
-    }  # fmt: skip
-    print(json.dumps(answer))
-
-
-def test_ranks_exchange_tensors_and_facts() -> None:
-    world = 3
-    answers = [json.loads(out) for out in ranks.passed(ranks.call(HERE, "talk", world))]
-    for rank, answer in enumerate(answers):
-        assert answer["sum"] == [world * (world + 1) / 2] * 5
-        assert answer["broadcast"] == [world - 1] * 3
-        assert answer["ring"] == [(rank - 1) % world] * 2
-        assert answer["facts"] == [{"rank": n % world, "round": n} for n in range(5)]
-        assert answer["waited"]
-        assert answer["sent"] > 0
-
-
 def talk_much(comm: Comm) -> None:
     counts = []
     for number in range(40):
@@ -134,14 +106,10 @@ def test_field_19_the_rank_that_did_not_come_is_named(
         assert re.search(pattern, result.err), result.err
 
 
-def test_field_20_a_rank_that_never_starts_is_named() -> None:
+def test_a_rank_that_serves_the_store_and_never_starts_is_named() -> None:
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port())}
-    begun = time.monotonic()
-    with pytest.raises(CommError, match=r"no heartbeat from rank 1 \(never seen\)"):
-        connect(Ranks(0, 0, 2), "cpu", 1.0, environ)
-    assert time.monotonic() - begun < 30
     with pytest.raises(CommError, match="could not reach the rendezvous"):
-        connect(Ranks(1, 0, 2), "cpu", 1.0, environ | {"MASTER_PORT": str(ranks.free_port())})
+        connect(Ranks(1, 0, 2), "cpu", 1.0, environ)
 
 
 def suspend(after: float, seconds: float) -> None:
