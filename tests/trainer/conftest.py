@@ -17,6 +17,8 @@ sys.path[:0] = [str(HERE.parents[1] / "trainer"), str(HERE)]
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 
+from trainings import Job
+
 from nanochat.data import tokenizer
 
 GOLDEN = HERE / "golden/data/tokenizer"
@@ -25,6 +27,14 @@ GOLDEN = HERE / "golden/data/tokenizer"
 @pytest.fixture(scope="session")
 def tokens() -> tokenizer.Tokenizer:
     return tokenizer.load(GOLDEN)
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the weights at the end of a whole run of two ranks."""
+    job = Job(tmp_path_factory.mktemp("whole"), 2)
+    job.run()
+    return job.final_digest()
 
 
 @pytest.fixture

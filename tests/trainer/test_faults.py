@@ -198,12 +198,15 @@ def compare_restored(comm: Comm, folder: str, *flags: str) -> None:
     run = ready(comm, folder, *flags)
     kept = torch.load(Path(folder) / "kept.pt", weights_only=True)
     assert same(run.weights, kept["weights"])
-    assert same(run.optimizer.state_dict(), kept["state"])
+    assert same(run.sync.whole_state(), kept["state"])
 
 
-def test_another_number_of_ranks_resumes_with_all_saved_state(tmp_path: Path) -> None:
-    ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), "--num-iterations", "4"))
-    ranks.passed(ranks.call(HERE, "compare_restored", 3, str(tmp_path), "--resume"))
+@pytest.mark.parametrize(("before", "after"), [("whole", "shared"), ("shared", "whole")])
+def test_another_number_of_ranks_resumes_another_way_with_all_saved_state(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), "--num-iterations", "4", "--head", before))
+    ranks.passed(ranks.call(HERE, "compare_restored", 3, str(tmp_path), "--resume", "--sync", "int8", "--head", after))
 
 
 def test_weights_that_do_not_match_are_refused_in_one_sentence(alone: Job) -> None:

@@ -24,23 +24,6 @@ from nanochat.run import checkpoint_manager as checkpoints
 KILLS = [1, pytest.param(5, marks=pytest.mark.long)]
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of the weights at the end of a whole run of two ranks."""
-    job = Job(tmp_path_factory.mktemp("whole"), 2)
-    job.run()
-    return job.final_digest()
-
-
-def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path, uninterrupted: str) -> None:
-    job = Job(tmp_path, 2)
-    job.run("--save-every", "4")
-    job.damage(STEPS)
-    job.run("--resume")
-    assert job.events("start")[-1]["resumed_from"] == 8
-    assert job.final_digest() == uninterrupted
-
-
 def test_field_18_a_rank_that_lost_its_checkpoints_gets_them_from_another(tmp_path: Path, uninterrupted: str) -> None:
     job = Job(tmp_path, 2)
     job.run("--save-every", "4", "--keep-checkpoints", "-1")

@@ -108,17 +108,6 @@ def test_a_run_evaluates_samples_saves_and_resumes_as_one_with_a_whole_head(tmp_
     assert job.events("start")[-1]["resumed_from"] == 8
 
 
-def test_a_run_goes_on_in_another_way_and_with_other_ranks(tmp_path: Path, whole: Job) -> None:
-    Job(tmp_path, 2).run("--head", "shared", "--num-iterations", "4")
-    Job(tmp_path, 2).run("--head", "whole", "--sync", "int8", "--num-iterations", "8", "--resume")
-    job = Job(tmp_path, 3)
-    job.run("--head", "shared", "--sync", "bf16", "--resume")
-    assert [event["resumed_from"] for event in job.events("start")] == [None, 4, 8]
-    assert [event["step"] for event in job.events("step")] == list(range(STEPS))
-    # Steps of shorter runs had other learning rates, but no rank started anything afresh.
-    assert job.losses()[4:] == pytest.approx(whole.losses()[4:], abs=0.1)
-
-
 @pytest.mark.long
 def test_killed_at_random_moments_with_a_shared_head(tmp_path: Path) -> None:
     kill_and_resume.endure(tmp_path, KILLS, ("--head", "shared", "--head-shares", "1,2", "--sync", "int8"))
