@@ -87,10 +87,7 @@ def test_field_33_a_rank_stays_on_the_processors_of_the_plan():
     assert pinned(str(here[-1])) == ([here[-1]], "")
     assert pinned(",".join(map(str, here))) == (here, "")
     assert pinned("") == (here, "")
-
-
-@pytest.mark.parametrize("cores", ["9999", "x"])
-def test_processors_that_are_gone_are_told_and_harm_nothing(cores):
-    found, said = pinned(cores)
-    assert found == sorted(os.sched_getaffinity(0))
-    assert f"NANOCHAT_CORES is {cores}" in said
+    # Those that are gone are told, and harm nothing.
+    for cores in ("9999", "x"):
+        found, said = pinned(cores)
+        assert found == here and f"NANOCHAT_CORES is {cores}" in said
