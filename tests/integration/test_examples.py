@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import random
 import re
 import shlex
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RUN, rows
-from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible, free_port
 
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("start", "membership", "seeing"))]
 PAGES += sorted((ROOT / "docs/guides").glob("*.md"))
@@ -80,14 +77,6 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def quiet_port() -> int:
-    """A free port below those that the kernel hands out, so that nobody takes it meanwhile, and no example's range has it."""
-    for port in random.sample(range(20000, 29000), 100):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no free port")
-
-
 def planned(home: Path, *words: str) -> dict[str, Any]:
     """The plan of the copied inventory, all of whose hosts are this machine, so that each needs a folder of its own."""
     written = yaml.safe_load((home / "inventory" / "hosts.yml").read_text(encoding="utf-8"))["trainers"]
@@ -96,7 +85,7 @@ def planned(home: Path, *words: str) -> dict[str, Any]:
             (home / "inventory" / "host_vars" / f"{host}.yml").write_text(f'ddp_base_dir: "{home}/{host}"\n')
     kept = home / "plan.json"
     more = {
-        "ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ddp_plan_file": str(kept), "ddp_port": quiet_port(),
+        "ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ddp_plan_file": str(kept), "ddp_port": free_port(),
     }  # fmt: skip
     done = ansible(
         "ansible-playbook",

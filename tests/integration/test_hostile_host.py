@@ -84,16 +84,11 @@ def test_facts_that_cannot_be_make_no_plan(evil):
     ), said
 
 
-def result(said: str, task: str) -> dict[str, Any]:
-    """The host's result of a task in Ansible's JSON account."""
-    account = json.loads(said[said.index("{") : said.rindex("}") + 1])
-    return results(account, task)["evil"]
-
-
 def test_a_stop_does_not_wait_for_as_long_as_a_host_likes(evil):
     run = {**EMPTY, "run": "d4", "state": "running", "rank": 0, "run_dir": "/x", "stop_seconds": 1e12}
     said = evil("nanochat.ddp.stop", told(run=run), ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
-    assert result(said, "Fail if the run is ambiguous")["seconds"] == 60
+    account = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    assert results(account, "Fail if the run is ambiguous")["evil"]["seconds"] == 60
 
 
 @pytest.mark.parametrize(
