@@ -129,9 +129,11 @@ def test_none_tracks_nothing_and_a_missing_package_is_refused(tmp_path: Path, mo
         open_tracker("mlflow", "", "run", {}, tmp_path)
 
 
-def test_mlflow_gets_parameters_and_metrics_of_both_attempts(tmp_path: Path) -> None:
+def test_mlflow_gets_parameters_and_metrics_of_both_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the experiment that the plan names."""
     tracking = pytest.importorskip("mlflow.tracking")
     pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "nanochat-d4")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     for first in (0, 5):
         tracker = open_tracker("mlflow", uri, "smoke", {"depth": 4, "sync": "exact"}, tmp_path, resumed=first > 0)
@@ -139,7 +141,7 @@ def test_mlflow_gets_parameters_and_metrics_of_both_attempts(tmp_path: Path) -> 
             tracker.take(made(step))
         tracker.close("finished")
     client = tracking.MlflowClient(uri)
-    experiment = client.get_experiment_by_name("nanochat")
+    experiment = client.get_experiment_by_name("nanochat-d4")
     (run,) = client.search_runs([experiment.experiment_id])
     assert (run.info.run_name, run.info.status, run.data.params) == (
         "smoke",
