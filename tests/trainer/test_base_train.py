@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ranks
@@ -29,13 +30,15 @@ STEP_KEYS = {
 }  # fmt: skip
 
 
+# The rate is so high that the first result is the best.
+EVALUATED = ("--eval-every", "5", "--eval-tokens", "600", "--unembedding-lr", "5")
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Two ranks that evaluated, sampled and saved."""
     job = Job(tmp_path_factory.mktemp("job"), 2)
-    (job.folder / "out").write_text(
-        "\0".join(job.run("--eval-every", "5", "--eval-tokens", "600", "--sample-every", "6", "--run", "tiny"))
-    )
+    (job.folder / "out").write_text("\0".join(job.run(*EVALUATED, "--sample-every", "6", "--run", "tiny")))
     return job
 
 
@@ -60,6 +63,16 @@ def test_every_rank_records_what_it_did(job: Job) -> None:
     assert [e["step"] for e in job.events("eval")] == [5, 10, STEPS]
     assert len({e["attempt_id"] for rank in (0, 1) for e in job.events("start", rank)}) == 1
     assert {e["step"] for e in job.events("sample")} == {6, STEPS}
+
+
+def test_a_checkpoint_records_its_progress(job: Job) -> None:
+    meta = json.loads((job.checkpoints(0) / f"meta_{STEPS:06d}.json").read_text())
+    assert (meta["step"], meta["total_batch_size"]) == (STEPS, 768)
+    first, dummy, last = (event["val_bpb"] for event in job.events("eval"))
+    assert first < last
+    assert (meta["loop_state"]["min_val_bpb"], meta["val_bpb"]) == (first, last)
+    assert [event["share"] for event in job.events("eval")] == pytest.approx([5 / 12, 10 / 12, 1.0])
+    assert meta["dataloader_state_dict"].keys() == {"pq_idx", "rg_idx", "epoch"}
 
 
 def test_ranks_with_and_without_kernels_end_with_the_same_weights(tmp_path: Path) -> None:
@@ -120,42 +133,33 @@ def test_field_21_unlike_processors_hold_the_same_weights(sync: str, head: str, 
     assert job.final_digest() and list(job.checkpoints(1).glob("model_*"))
 
 
-def torchrun(node: int, nodes: int, port: int, *words: str) -> list[str]:
-    """The command that the plan prints, for one of these nodes on this machine."""
-    return [
-        sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={node}", "--nproc-per-node=1",
-        "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=0", *words,
+def torchrun(job: Job, rank: int, port: int, *flags: str, **more: Any) -> subprocess.Popen[str]:
+    """Start a rank by the command that the plan prints."""
+    module, script, *words = job.argv(flags)
+    argv = [
+        sys.executable, "-m", "torch.distributed.run", f"--nnodes={job.world}", f"--node-rank={rank}", "--nproc-per-node=1",
+        "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=0", module, script, "--", *words,
     ]  # fmt: skip
+    environment = ranks.torchrun_environment(job.environment(rank))
+    return subprocess.Popen(argv, cwd=ranks.TRAINER, env=environment, text=True, **more)
 
 
 def test_torchrun_by_hand_trains_two_ranks_to_the_same_weights(tmp_path: Path) -> None:
-    flags = ["--num-iterations", str(STEPS)]
     job, port = Job(tmp_path / "torchrun", 2), ranks.free_port()
-    agents = [
-        subprocess.Popen(
-            torchrun(rank, 2, port, *job.argv(flags)[:2], "--", *job.argv(flags)[2:]), text=True, cwd=ranks.TRAINER,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ranks.torchrun_environment(job.environment(rank)),
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    done = [agent.communicate(timeout=ranks.PATIENCE_SECONDS) for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], done
-    assert len(LINE.findall(done[0][0])) == STEPS
+    agents = [torchrun(job, rank, port, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in (0, 1)]
+    done = ranks.passed(ranks.finish(agents))
+    assert len(LINE.findall(done[0])) == STEPS
     same = Job(tmp_path / "without", 2)
     # Below torchrun each rank has chosen its library of matrix products by its speed; the same ones give the same bits.
     same.more = {rank: {"TEST_ROUTE": route} for rank, route in enumerate(job.routes())}
-    same.run(*flags)
+    same.run()
     assert job.final_digest() == same.final_digest()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
 def test_a_rank_below_torchrun_saves_when_its_agent_is_ended(tmp_path: Path, sent: signal.Signals) -> None:
     job = Job(tmp_path, 1)
-    words = job.argv(["--num-iterations", "100000"])
-    agent = subprocess.Popen(
-        torchrun(0, 1, ranks.free_port(), *words[:2], "--", *words[2:]),
-        cwd=ranks.TRAINER, env=ranks.torchrun_environment(job.environment(0)),
-    )  # fmt: skip
+    agent = torchrun(job, 0, ranks.free_port(), "--num-iterations", "100000")
     job.wait_for_step(1)
     agent.send_signal(sent)
     ranks.wait_until(lambda: bool(job.events("end")))

@@ -23,7 +23,7 @@ import torch
 from kill_and_resume import same
 from trainings import Job
 
-from nanochat.kit.common import BadCheckpoint, Ranks, UserError
+from nanochat.kit.common import Ranks, UserError
 from nanochat.kit.settings import parse
 from nanochat.parallel.comm import Comm, connect
 from nanochat.record.journal import Journal
@@ -189,8 +189,12 @@ def train_and_keep(comm: Comm, folder: str, *flags: str) -> None:
     """A run whose weights and optimizer state are kept."""
     run = ready(comm, folder, *flags)
     train(run)
+    keep(run, folder)
+
+
+def keep(run: Run, folder: str) -> None:
     kept = {"weights": run.weights, "state": run.sync.whole_state()}
-    if comm.rank == 0:
+    if run.comm.rank == 0:
         torch.save(kept, Path(folder) / "kept.pt")
 
 
@@ -207,16 +211,6 @@ def test_another_number_of_ranks_resumes_another_way_with_all_saved_state(
 ) -> None:
     ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), "--num-iterations", "4", "--head", before))
     ranks.passed(ranks.call(HERE, "compare_restored", 3, str(tmp_path), "--resume", "--sync", "int8", "--head", after))
-
-
-def test_weights_that_do_not_match_are_refused_in_one_sentence(alone: Job) -> None:
-    run_alone(alone, "--num-iterations", "2")
-    path = alone.checkpoints(0) / "model_000002.pt"
-    weights = torch.load(path, weights_only=True)
-    torch.save({"lm_head.weight": weights["lm_head.weight"]}, path)
-    (alone.checkpoints(0) / "ckpt_000002_rank0.json").unlink()
-    with pytest.raises(BadCheckpoint, match=r"the weights of step 2 in .* do not match this model: .*Missing key"):
-        run_alone(alone, "--resume")
 
 
 # -- output that cannot be written
