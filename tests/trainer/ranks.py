@@ -98,20 +98,6 @@ def argv_of(module: str, function: str, *arguments: object) -> list[str]:
     return ["-c", f"import ranks; ranks.serve({module!r}, {function!r}, {arguments!r})"]
 
 
-def call_cases(module: str, function: str, worlds: Sequence[int], *arguments: object) -> list[list[Any]]:
-    """The lines of JSON that each rank prints in each case, whose number of ranks is in `worlds`.
-
-    All cases of a world run in the same ranks, as module.function(comm, numbers, *arguments), which prints a line for each.
-    """
-    printed: dict[int, list[Any]] = {}
-    for world in set(worlds):
-        numbers = [number for number, one in enumerate(worlds) if one == world]
-        outs = passed(call(module, function, world, numbers, *arguments))
-        for number, *lines in zip(numbers, *(out.splitlines() for out in outs), strict=True):
-            printed[number] = [json.loads(line) for line in lines]
-    return [printed[number] for number in range(len(worlds))]
-
-
 def serve(module: str, function: str, arguments: Sequence[object]) -> None:
     """The other end of call()."""
     import importlib

@@ -21,7 +21,7 @@ import torch
 from forked import always
 from kill_and_resume import same
 from test_chat_sft import Chat
-from test_faults import enter_folder, ready
+from test_faults import enter_folder, keep, ready
 from trainings import STEPS, Job
 
 from nanochat.kit import common
@@ -42,29 +42,20 @@ from nanochat.run.setup import set_up, start_event
 HERE = "test_rescue"
 
 
-def saved_alone(job: Job, rank: int) -> list[int]:
-    return [event["step"] for event in job.events("checkpoint", rank) if event.get("alone")]
-
-
-def lose(job: Job, number: signal.Signals) -> list[ranks.Result]:
-    """Start a run and, after some steps, signal rank 1; if that only freezes it, have the other one hang up."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_field_35_the_remaining_rank_saves_and_continues_alone(number: signal.Signals, tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
     processes = job.start("--save-on-loss", "--save-every", "3", slow=True)
     job.wait_for_step(4)
     processes[1].send_signal(number)
     if number == signal.SIGSTOP:
         (job.base(0) / "hang-up-rank0").write_text("the attic is not heard")
-    results = ranks.finish(processes[:1])
+    (result,) = ranks.finish(processes[:1])
     processes[1].kill()
-    return results + ranks.finish(processes[1:])
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_field_35_the_remaining_rank_saves_and_continues_alone(number: signal.Signals, tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    results = lose(job, number)
-    assert results[0].code == 2, results
-    (step,) = saved_alone(job, 0)
-    assert f"saved step {step} to {job.checkpoints(0)} without the lost rank" in results[0].out
+    ranks.finish(processes[1:])
+    assert result.code == 2, result
+    (step,) = [event["step"] for event in job.events("checkpoint") if event.get("alone")]
+    assert f"saved step {step} to {job.checkpoints(0)} without the lost rank" in result.out
     alone = Job(job.folder, 1)
     (out,) = alone.run("--resume", "--save-on-loss")
     assert re.search(r"Momentum of \d+ of \d+ matrices was lost", out)
@@ -164,6 +155,7 @@ def lose_in_an_update(comm: Comm, folder: str, sync: str, method: str) -> None:
     run = ready(comm, folder, "--save-on-loss", "--head", "whole", "--sync", sync)
     for dummy in range(3):
         train_step(run)
+    keep(run, folder)
     before = copy.deepcopy([run.weights, run.optimizer.state_dict()])
     setattr(run.sync, method, lost)
     with pytest.raises(LostError):
@@ -176,10 +168,11 @@ def lose_in_an_update(comm: Comm, folder: str, sync: str, method: str) -> None:
 @pytest.mark.parametrize("sync", ["exact", "int8"])
 @pytest.mark.parametrize("method", ["_take_others", "_update_small", "_block_sum"])
 def test_an_interrupted_update_is_taken_back(sync: str, method: str, tmp_path: Path, uninterrupted: str) -> None:
-    """Both ranks saved alone, and resume as if nothing had happened."""
+    """Both ranks saved alone, and resume as if nothing had happened; so do three."""
     job = Job(tmp_path, 2)
     ranks.passed(ranks.call(HERE, "lose_in_an_update", 2, str(job.folder), sync, method))
     if (sync, method) == ("exact", "_take_others"):
+        ranks.passed(ranks.call("test_faults", "compare_restored", 3, str(job.folder), "--resume", "--save-on-loss"))
         outs = job.run("--resume", "--save-on-loss", "--head", "whole")
         assert "Momentum of" not in outs[0]
         assert job.events("start", 1)[-1]["resumed_from"] == 3
