@@ -72,7 +72,6 @@ class Play(Stage):
             "host": name,
             "address": "127.0.0.1",
             "data_ports": {"low": 32768, "high": 60999},
-            "device": "cpu",
             "base_dir": base,
             "run_dir": f"{base}/runs/d4",
             "data_dir": f"{base}/data/{self.plan['data']['id']}",

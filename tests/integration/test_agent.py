@@ -9,7 +9,6 @@ import json
 import os
 from pathlib import Path
 
-import pytest
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Stage
 
 SECRET = "correct-horse-battery"
@@ -46,17 +45,12 @@ def play(folder: Path, *words: str) -> tuple[dict, str]:
     return json.loads((folder / "found").read_text()), said + stage.errors
 
 
-@pytest.fixture
-def refused() -> dict[str, str]:
-    return {
-        "env_refused": "mode '99' is not a quoted octal mode",
-        "named": "'a.b' is not a session name",
-    }
+REFUSED = {"env_refused": "mode '99' is not a quoted octal mode", "named": "'a.b' is not a session name"}
 
 
-def test_what_changes_a_host_keeps_to_the_rules_of_modules(tmp_path, refused):
+def test_what_changes_a_host_keeps_to_the_rules_of_modules(tmp_path):
     found, said = play(tmp_path, "-vvv")
-    for step, words in refused.items():
+    for step, words in REFUSED.items():
         assert found[step]["failed"] and words in found[step]["msg"]
     changed = {step for step, result in found.items() if result["changed"]}
     assert changed == {"env", "folder", "start", "stop"}
@@ -65,10 +59,10 @@ def test_what_changes_a_host_keeps_to_the_rules_of_modules(tmp_path, refused):
     assert SECRET not in said and SECRET not in (tmp_path / "found").read_text()
 
 
-def test_check_mode_tells_what_would_change_and_changes_nothing(tmp_path, refused):
+def test_check_mode_tells_what_would_change_and_changes_nothing(tmp_path):
     found, said = play(tmp_path, "--check", "--diff")
     assert {step for step, result in found.items() if result["changed"]} >= {"env", "folder", "start"}
     assert "+API_KEY=********" in said and '+ "a": 1' in said and SECRET not in said
-    for step in refused:
+    for step in REFUSED:
         assert found[step]["failed"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found", "hosts.json", "play.yml", "secret.json"]

@@ -14,8 +14,6 @@ import pytest
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, counts, messages, results
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import fill, parquet
 
-OTHERS = {"timeout_seconds": 10}
-
 
 @pytest.fixture
 def home(tmp_path):
@@ -30,7 +28,7 @@ def home(tmp_path):
 @pytest.fixture
 def play(tmp_path, home):
     data = {"id": "host-1", "source": "host", "paths": [str(home)], "url": None, "shards": 8, "vocab_size": 300}
-    made = Play(tmp_path, "abc", {"run": "d4", "data": data, **OTHERS})
+    made = Play(tmp_path, "abc", {"run": "d4", "data": data, "timeout_seconds": 10})
     # Folders of one machine are not those of three.
     made.variables = {"data_seeds": []}
     return made
