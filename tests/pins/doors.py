@@ -212,6 +212,22 @@ def plans(cases: Cases) -> dict[str, Any]:
     return {name: plan_of(inventory) for name, inventory in cases.items()}
 
 
+def apart(was: Any, now: Any) -> Any:
+    """Only what differs from another document; of lists of texts those that only one of the two has."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        return {key: apart(was.get(key), now.get(key)) for key in differing(was, now)}
+    if isinstance(was, list) and isinstance(now, list) and all(isinstance(one, str) for one in was + now):
+        return [f"without {one}" for one in was if one not in now] + [one for one in now if one not in was]
+    return now
+
+
+def choices(cases: Cases) -> dict[str, Any]:
+    """What plans decide in another way than the plan of the inventory that they are like, or why there is none."""
+    like = {name: plan_of(given("plans")[name]) for name in {case["like"] for case in cases.values()}}
+    told = {name: plan_of(merged(given("plans")[case["like"]], case["inventory"])) for name, case in cases.items()}
+    return {name: plan if "refused" in plan else apart(like[cases[name]["like"]], plan) for name, plan in told.items()}
+
+
 # -- findings of preflight ------------------------------------------------------------------------------------------------
 
 
