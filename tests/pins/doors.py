@@ -222,10 +222,19 @@ def apart(was: Any, now: Any) -> Any:
 
 
 def choices(cases: Cases) -> dict[str, Any]:
-    """What plans decide in another way than the plan of the inventory that they are like, or why there is none."""
-    like = {name: plan_of(given("plans")[name]) for name in {case["like"] for case in cases.values()}}
-    told = {name: plan_of(merged(given("plans")[case["like"]], case["inventory"])) for name, case in cases.items()}
-    return {name: plan if "refused" in plan else apart(like[cases[name]["like"]], plan) for name, plan in told.items()}
+    """What plans decide in another way than those of the inventories that they are like, or why there is none; what they tell anew."""
+    known, told = given("plans"), {}
+    for name, case in cases.items():
+        known[name] = merged(known[case["like"]], case["inventory"])
+        like, plan = plan_of(known[case["like"]]), plan_of(known[name])
+        if "refused" not in plan:
+            new = {
+                what: [one for one in lines if one not in like["sentences"][what]]
+                for what, lines in plan["sentences"].items()
+            }
+            plan = {"facts": apart(like["facts"], plan["facts"]), "sentences": picked(new, "plan findings")}
+        told[name] = picked(plan, "facts sentences refused")
+    return told
 
 
 # -- findings of preflight ------------------------------------------------------------------------------------------------
