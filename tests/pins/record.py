@@ -26,6 +26,7 @@ PYTHON = f"{os.environ.get('TRAINER_VENV') or Path.home() / '.cache/nanochat-ddp
 # What is pinned: with the cases of data/given/TOPIC.json and a folder to work in, what is seen, each part a file of its own.
 TOPICS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
     "plans": lambda cases, folder: doors.plans(cases),
+    "choices": lambda cases, folder: {"all": doors.choices(cases)},
     "findings": lambda cases, folder: {"all": doors.findings(cases)},
     "runs": doors.runs,
     "environment": lambda case, folder: {"all": doors.environment(case, folder)},

@@ -113,10 +113,6 @@ def refusal(known: list[dict[str, Any]], **options: Any) -> list[str]:
     return [sentence(found) for found in caught.value.findings]
 
 
-def codes(outcome: PlanOutcome) -> list[tuple[str, str]]:
-    return [(found["code"], found["host"]) for found in outcome.findings]
-
-
 def findings_with(outcome: PlanOutcome, code: str) -> list[Finding]:
     return [found for found in outcome.findings if found["code"] == code]
 
@@ -127,7 +123,3 @@ def flag(node: dict[str, Any], name: str) -> object:
     words = flag_words({name: value}) if value is not None else []
     assert words == [word for word in node["argv"] if word.split("=")[0] == f"--{name}"], name
     return value
-
-
-def node(outcome: PlanOutcome, name: str) -> dict[str, Any]:
-    return next(entry for entry in outcome.plan["nodes"] if entry["host"] == name)  # type: ignore[misc]

@@ -5,27 +5,15 @@
 
 from __future__ import annotations
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import PORT_CHECK
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     GIGA,
-    codes,
     hosts,
     laptop,
     planned,
 )
 
 DISK = laptop()["disk"]
-
-
-def test_field_06_ports_that_the_plan_does_not_need_or_the_run_itself_holds_are_free():
-    holder = {"port": 29500, "pid": 4711, "user": "eve", "command": "python old.py", "session": None, "run": None}
-    # Without keepers only the master listens.
-    assert planned(two={"ports": [holder]})["world"] == 2
-    running = {"session": {"id": "abc"}, "checkpoints": []}
-    assert planned(one={"ports": [{**holder, "session": "abc"}], "run": running})["world"] == 2
-    # A start waits for the tests of its own user.
-    assert planned(one={"ports": [{**holder, "command": PORT_CHECK, "user": "lzw"}]})["world"] == 2
 
 
 def test_data_and_checkpoints_that_are_there_need_no_room_again():
@@ -37,17 +25,6 @@ def test_data_and_checkpoints_that_are_there_need_no_room_again():
         "python": {**laptop()["python"], "venv": {"exists": True}},
     }
     assert planned({}, {"data": there["data"]}, {"disk": little, **there})["digest"] == plan["digest"]
-
-
-def test_a_host_without_a_compiler_is_named_where_kernels_are_wanted() -> None:
-    bare = {"cpu": {**laptop()["cpu"], "compiler": False}}
-    assert ("no-compiler", "laptop") in codes(make_plan(hosts(two=bare)))
-    assert ("no-compiler", "desktop, laptop") in codes(make_plan(hosts(one=bare, two=bare)))
-    assert codes(make_plan(hosts({"ddp_kernels": "torch"}, two=bare))) == []
-
-
-def test_hosts_with_and_without_avx2_train_together_with_our_trainer():
-    assert codes(make_plan(hosts(two={"cpu": {**laptop()["cpu"], "flags": ["avx"]}}))) == []
 
 
 # Processes of others

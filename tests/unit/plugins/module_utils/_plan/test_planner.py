@@ -40,27 +40,6 @@ def test_the_digest_is_of_everything_else_and_stays_the_same():
     assert undamaged(json.loads(plan_text(plan))) == plan
 
 
-def test_a_wrong_setting_does_not_hide_what_is_wrong_with_a_host():
-    problems = refusal(hosts({"ddp_total_batch": 3000, "ddp_head_dim": 63}, {"ddp_rank": 7}, {"tmux": {"path": None}}))
-    assert [problem.split()[0] for problem in problems] == ["ddp_head_dim", "ddp_rank", "ddp_total_batch", "laptop"]
-    problems = refusal(hosts({"ddp_total_batch": 3000}, two={"tmux": {"path": None}}), tolerant=True)
-    assert [problem.split()[0] for problem in problems] == ["ddp_total_batch"]
-    assert refusal(hosts({"ddp_depth": "x"}), tolerant=True)
-
-
-def test_a_login_does_not_change_a_run_that_goes_on():
-    seen = {"usage": {"graphical": ["xiaoxin"], "blind": []}}
-    for kept, polite in (("off", "off"), (None, "low")):
-        run = {"checkpoints": [], "shares": {"laptop": {"rows": 2, "head_share": 1, "cores": None, "polite": kept}}}
-        assert planned(two={**seen, "run": run})["nodes"][1]["env"]["NANOCHAT_POLITE"] == polite
-
-
-def test_no_host_widens_what_the_others_open():
-    wide = {"ephemeral": {"low": 1, "high": 65535}}
-    plan = planned(two=wide)
-    assert [one["data_ports"] for one in plan["nodes"]] == [{"low": 32768, "high": 60999}, {"low": 1024, "high": 65535}]
-
-
 @pytest.mark.parametrize(
     "run",
     [
@@ -77,39 +56,43 @@ def test_a_plan_of_ours_is_believed_when_a_host_brings_it_back(run, machines):
     assert believed_plans([plan], ["elsewhere"]) == []
 
 
-BEGUN = {"rows": {}, "sync": "int8", "checkpoints": [5]}
+def test_who_only_looks_is_told_what_no_plan_can_do_without():
+    problems = refusal(hosts({"ddp_total_batch": 3000}, two={"tmux": {"path": None}}), tolerant=True)
+    assert [problem.split()[0] for problem in problems] == ["ddp_total_batch"]
+    assert refusal(hosts({"ddp_depth": "x"}), tolerant=True)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"ddp_timeout": 3},
-        {"ddp_head_dim": 63},
-        {"ddp_total_batch": 2500},
-        {"ddp_restarts": 1, "ddp_keeper_port": 29500},
-    ],
-)
-def test_a_refusal_names_what_the_user_wrote_and_not_what_was_kept(wrong):
-    """int8, kept from the resumed run, cannot send a model 264 wide."""
-    settings = {"ddp_head_dim": 24}
-    begun = make_plan(hosts(settings, {"run": BEGUN}, {"run": BEGUN}))
-    assert begun.plan["training"]["sync"] == "exact"
-    said = " ".join(refusal(hosts({**settings, **wrong}, {"run": BEGUN}, {"run": BEGUN})))
-    assert "ddp_sync" not in said and "int8" not in said
+def test_a_text_that_grows_and_field_36_a_python_that_was_made_leave_the_plan_as_it_was():
+    known = hosts({"ddp_data_paths": ["/books"]})
+    known[1]["probe"]["python"].update(candidates=[], version="3.9.2")
+    books = {"kind": "folder", "readable": True, "shards": 0, "tokenizer": False, "text_bytes": 200_000}
+    known[0]["probe"]["folders"] = {"/books": books}
+    first = make_plan(known).plan
+    books["text_bytes"] = 7
+    made = {"executable": "/home/xiaoxin/nanochat-ddp/python/current/bin/python3", "version": "3.12.9"}
+    known[1]["probe"]["python"]["candidates"] = [made]
+    assert make_plan(known).plan == first and first["nodes"][1]["python"] == made["executable"]
 
 
-def rows(known: list[dict[str, Any]], **measured: dict[str, Any]) -> list[int]:
-    return make_plan(known, measured=measured).plan["training"]["rows"]
+def test_what_is_to_be_measured_does_not_depend_on_what_was_taken():
+    """Or the plan of a run would change with its start, and a step be measured again."""
 
+    def tried(run: Any = None, **settings: Any) -> list[str]:
+        known = hosts(settings, {"run": run}, {"run": run})
+        for host in known:
+            host["probe"]["cpu"]["native_bf16"] = True
+            host["probe"]["measured"] = {
+                "matmul": "fp32",
+                "tokens_per_second": 1000.0,
+                "products": {
+                    name: {"tokens_per_second": speed, "matmul": name}
+                    for name, speed in (("fp32", 1000.0), ("bf16", 1600.0))
+                },
+            }
+        return list(make_plan(known, tolerant=True).plan["training"]["matmul_tried"])
 
-def test_a_second_plan_goes_by_what_the_rehearsal_measured_and_changes_no_fact():
-    known = hosts({"ddp_batch_split": "auto"})
-    fast, slow = ({"tokens_per_second": speed} for speed in (900.0, 300.0))
-    assert rows(known) == [2, 2]
-    assert rows(known, desktop=fast, laptop=slow) == [3, 1]
-    # It wins over an earlier measurement that a host kept.
-    known[0]["probe"]["measured"], known[1]["probe"]["measured"] = slow, fast
-    assert rows(known, desktop=fast, laptop=slow) == [3, 1]
+    assert tried() == tried({"rows": {}, "matmul": "bf16"}) == ["fp32", "bf16"]
+    assert tried(ddp_matmul="bf16") == ["bf16"] and tried(ddp_matmul="fp32") == ["fp32"]
 
 
 @pytest.mark.parametrize(("count", "least"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
@@ -117,12 +100,3 @@ def test_half_of_the_hosts_of_a_real_run_may_be_away_and_come_back_after_a_reboo
     plan = make_plan(lan(count, {"ddp_profile": "real"})).plan
     assert plan["keeper"] == {"restarts": 3, "min_hosts": least, "grace_seconds": 30, "survive_reboot": True}
     assert f"any {count - least} of {count} hosts may be away; losing one repeats" in render(plan) or count < 3
-
-
-@pytest.mark.parametrize("settings", [{"ddp_restarts": 0}, {"ddp_resume": False}])
-def test_without_keepers_a_real_run_needs_all_its_hosts(settings):
-    outcome = make_plan(hosts({"ddp_profile": "real", **settings}), tolerant=True)
-    assert "keeper" not in outcome.plan
-    repeats = "up to 250 steps or 10 minutes" if outcome.plan["training"]["save_minutes"] else "up to 250 steps"
-    repeats = repeats if outcome.plan["training"]["resume"] else "all steps"
-    assert f"no host may be away: the run ends; a restart repeats {repeats}\n" in render(outcome.plan)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import run_folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
@@ -18,7 +17,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import sources
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     hosts,
-    laptop,
     planned,
     refusal,
 )
@@ -61,13 +59,6 @@ def test_what_a_data_set_was_made_of_may_be_gone():
     made = {**gone, "data": [{"id": name, "bytes": 1000}]}
     assert planned(run, made)["data"]["id"] == name
     assert refusal(hosts(run, gone))
-
-
-@pytest.mark.parametrize("torch", ["2.13.0+cpu", None])
-def test_foreign_environment_that_may_have_the_right_torch_will_do(torch):
-    venv = {"exists": True, "kind": "foreign", "torch": torch, "disk": {"device": 2, "writable": False}}
-    python = {**laptop()["python"], "venv": venv}
-    assert make_plan(hosts({}, two={"python": python, "ddp_venv_dir": "/opt/venv"}))
 
 
 # What is looked at

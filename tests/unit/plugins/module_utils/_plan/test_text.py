@@ -14,35 +14,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import by_
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
 
 
-@pytest.mark.parametrize(
-    ("size", "steps", "said"),
-    [
-        (24_000_000, 200, "200 steps read your text about 0.16 times"),
-        (200_000, 50, "50 steps read your text about 4.9 times"),
-        (200_000, 3000, "3000 steps read your text about 295 times: it will learn it by heart"),
-        (None, 200, None),
-    ],
-)
-def test_the_text_says_how_many_times_the_steps_read_an_own_text(size, steps, said):
-    settings = {
-        "ddp_data_source": "text",
-        "ddp_data_paths": ["/books"],
-        "ddp_total_batch": 4096,
-        "ddp_iterations": steps,
-        "ddp_vocab_size": 4096,
-    }
-    books = {"kind": "folder", "readable": True, "shards": 0, "tokenizer": False, "text_bytes": size}
-    known = hosts(settings)
-    for one in known:
-        one["probe"]["folders"] = {"/books": dict(books)}
-    outcome = make_plan(known)
-    shown = render(outcome.plan, outcome.text_bytes)
-    assert [line.strip() for line in shown.splitlines() if "read your text" in line] == ([said] if said else [])
-    # A text that grows is no reason to begin again.
-    known[0]["probe"]["folders"]["/books"]["text_bytes"] = 7
-    assert outcome.plan == make_plan(known).plan
-
-
 def test_the_command_by_hand_fits_a_terminal_and_is_what_torchrun_takes():
     plan = make_plan(hosts({})).plan
     told = by_hand(plan)
