@@ -69,17 +69,25 @@ DIAGNOSED = {
     ],
 }
 MACHINE = {"cpus": 1, "load1": 0.0, "memory_available": 0}
-OVER = {"state": "finished", "step": 9, "last_lines": ["login with s3cr3t"]}
+# One secret is a part of another, and one is a word.
+SECRETS = {"SHORT": "s3cr", "WANDB_API_KEY": "s3cr3t", "FLAG": "yes"}
+OVER = {"state": "finished", "step": 9, "last_lines": ["login with s3cr3t, s3cr and yes failed"]}
 DONE = {"evidence": {"rank": 0, "run": OVER, "links": {}, "system": MACHINE, "others": [], "kernel": []}}
 
 
 def test_a_verdict_is_returned_and_all_of_it_kept_without_secrets(agent, tmp_path):
-    known = {"hostvars": {"a": {"ddp_secret_env": {"KEY": "s3cr3t"}}}, "groups": {"all": ["a"]}}
+    known = {"hostvars": {"a": {"ddp_secret_env": SECRETS}, "b": {}}, "groups": {"all": ["a"]}}
     told = agent("judge_verdict", known, plan=DIAGNOSED, evidence={"a": DONE, "b": DONE}, results_dir=str(tmp_path))
     path = tmp_path / "d4" / "doctor.json"
     assert told["verdict"]["code"] == "not-running" and told["changed"] is False
     assert "rank 1 (b) cannot be reached: it is not in this inventory" in told["lines"][0]
     assert told["lines"][-1] == f"  full evidence: {path}"
     assert path.stat().st_mode & 0o777 == 0o600
-    kept = path.read_text()
-    assert json.loads(kept)["verdict"] == told["verdict"] and "s3cr3t" not in kept and "hunter2" not in kept
+    kept = json.loads(path.read_text())
+    assert kept["verdict"] == told["verdict"] and "hunter2" not in str(kept)
+    assert kept["hosts"]["a"]["run"]["last_lines"] == ["login with ***, *** and yes failed"]
+    assert all(set(node) == {"host", "rank", "nic"} for node in kept["plan"]["nodes"])
+    silent = {"failed": True, "msg": "Timed out after 25 second(s).", "timedout": {"period": 25}}
+    known["groups"]["all"] = ["a", "b"]
+    agent("judge_verdict", known, plan=DIAGNOSED, evidence={"a": DONE, "b": silent}, results_dir=str(tmp_path))
+    assert json.loads(path.read_text())["hosts"]["b"] == "did not answer within 25 s"

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import program_answer
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import preflight as verbs
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import preflight
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import desktop, hosts, laptop
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import desktop, hosts
 
 
 @pytest.mark.parametrize(
@@ -30,58 +28,6 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 def test_a_program_is_taken_at_its_json_or_its_last_words(result, said):
     expected = said if isinstance(said, dict) else {"ok": False, "phase": "start", "error": said}
     assert program_answer(result) == expected
-
-
-def judged(known, change):
-    """The judgement of these hosts, once change has changed what their tasks registered."""
-    outcome = make_plan(known, tolerant=True)
-    link = {"address": "x", "ports": [], "bandwidth_mbit": 800.0, "latency_ms": 0.3, "nic": None, "error": ""}
-    step = {"measured": {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}, "error": ""}
-    names = [host["name"] for host in known]
-    hostvars = {
-        host["name"]: {
-            "ddp_probe": host["probe"],
-            "__preflight_answering": {"responder": {"pid": 1}, "is_held": False, "error": ""},
-            "ddp_links": {"links": [{**link, "host": peer}]},
-            "__preflight_gloo": {"stdout": '{"ok": true, "bandwidth_mbit": 700.0}', "rc": 0},
-            "__preflight_step": copy.deepcopy(step),
-        }
-        for host, peer in zip(known, reversed(names), strict=True)
-    }
-    change(hostvars)
-    task: Any = SimpleNamespace(variables={"hostvars": hostvars}, check=False)
-    return preflight.judge_preflight(task, outcome.plan, show="none", rehearsal=True)
-
-
-def sentences(told):
-    return [f"{one['host']}: {one['seen']}" for one in told["findings"]]
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda hosts: hosts["laptop"].pop("ddp_links"), "laptop: laptop returned nothing about: links"),
-        (lambda hosts: hosts["laptop"].update(ddp_links={"msg": "no Python"}), "laptop: no Python"),
-        (
-            lambda hosts: hosts["laptop"].update(__preflight_answering={"msg": "no Python"}, ddp_links={"msg": "x"}),
-            "laptop: no Python",
-        ),
-    ],
-)
-def test_a_host_that_failed_meanwhile_is_told_and_the_rest_is_judged(change, sentence):
-    assert sentence in sentences(judged(hosts(), change))
-    assert sentences(judged(hosts(), lambda known: None)) == []
-
-
-@pytest.mark.parametrize(
-    ("setting", "compiler", "found"),
-    [("auto", True, True), ("auto", False, False), ("zig", False, True), ("torch", True, False)],
-)
-def test_kernels_that_could_not_be_built_are_one_finding(setting, compiler, found):
-    known = hosts({"ddp_kernels": setting}, two={"cpu": {**laptop()["cpu"], "compiler": compiler}})
-    measured = {"measured": {"no_kernels_because": "the build was ended by signal 4"}, "error": ""}
-    told = sentences(judged(known, lambda seen: seen["laptop"].update(__preflight_step=measured)))
-    assert told == ["laptop: the C kernels could not be built: the build was ended by signal 4"] * found
 
 
 class Host:

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -127,22 +125,6 @@ def test_field_06_whoever_holds_a_port_is_named(proc):
 def test_the_run_of_another_users_process_is_told_by_its_command_line(proc, argv, run):
     proc.add(30, argv=[word.encode() for word in argv])
     assert processes.process(30, proc.path).run == run
-
-
-def test_finds_a_real_listener():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        assert processes.port_holders([port]) == []
-        listener.listen()
-        (holder,) = processes.port_holders([port])
-
-    assert (holder.port, holder.address, holder.process.pid, holder.uid) == (
-        port,
-        "127.0.0.1",
-        os.getpid(),
-        os.getuid(),
-    )
 
 
 def test_the_live_runs_are_those_of_marked_processes_and_of_keepers(proc):

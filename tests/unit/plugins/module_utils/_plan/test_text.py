@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import torchrun_argv
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import rank_environ, torchrun_argv
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import by_hand, render
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
@@ -27,6 +27,12 @@ def test_the_command_by_hand_fits_a_terminal_and_is_what_torchrun_takes():
         enter == "  cd /home/lzw/nanochat-ddp/trainer" and prepare == "  set -a; . /home/lzw/nanochat-ddp/runs/d4/env"
     )
     assert shlex.split(" ".join(line.rstrip("\\") for line in command)) == torchrun_argv(plan, plan["nodes"][0])
+    for node in plan["nodes"]:
+        words, environ = torchrun_argv(plan, node), rank_environ(plan, node)
+        cut = words.index("--max-restarts=0") + 1
+        # Without --, torchrun would take the flags for abbreviations of its own.
+        assert [words[0], *(word for word in words[cut:] if word != "--")] == node["argv"]
+        assert {f"--node-rank={environ['RANK']}", f"--nnodes={environ['WORLD_SIZE']}"} < set(words[:cut])
 
 
 @pytest.mark.parametrize("settings", [{}, {"ddp_profile": "real"}, {"ddp_restarts": 3, "ddp_survive_reboot": True}])

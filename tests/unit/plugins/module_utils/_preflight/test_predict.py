@@ -95,13 +95,6 @@ def test_field_16_a_step_is_expected_as_it_was_measured(shape, one, mbit, measur
         assert step.seconds == pytest.approx(seconds, rel=0.1), kind
 
 
-def test_half_of_small_matrices_take_two_hosts_more_than_half_of_the_time():
-    halved, measured = speeds(1.0, 1.0), [one._replace(muon_half_seconds=0.09) for one in speeds(1.0, 1.0)]
-    seconds = [step_of(plan(), each, None).seconds for each in (halved, measured)]
-    assert seconds[1] - seconds[0] == pytest.approx(0.04)
-    assert measured[0].alone(1.0) == halved[0].alone(1.0)
-
-
 def test_parts_of_the_head_make_up_for_rows_that_are_coarser_than_the_speeds():
     document, each = plan(rows=(3, 1)), speeds(0.5, 1.0)
     rows_alone = step_of(document, each, None)
@@ -140,29 +133,6 @@ def test_the_batch_that_hides_the_transfers_of_a_slow_link_is_named(mbit, sync, 
     assert predicted["batch"] == batch
     told = f"a step of 2048 tokens is too short to hide what it sends over this link; ddp_total_batch {batch} would"
     assert (told in predict.prediction_text(document, predicted)) is bool(batch)
-
-
-def rated(mbit: float | None, latency: float | None = 0.2) -> dict[str, Any]:
-    """A measured direction of a link."""
-    return {"bandwidth_mbit": mbit, "latency_ms": latency}
-
-
-@pytest.mark.parametrize(
-    ("links", "gloo", "slowest"),
-    [
-        ([rated(900.0), rated(500.0, 1.0), rated(None)], {}, Link(500.0, 1.0)),
-        # Gloo's own rate counts where the line is fast.
-        ([rated(500.0)], {"bandwidth_mbit": 94.0}, Link(500.0, 0.2)),
-        ([rated(30000.0)], {"bandwidth_mbit": 9800.0, "message_ms": 0.31}, Link(10000.0, 0.2, 0.31)),
-        ([rated(30000.0)], {"bandwidth_mbit": -1, "message_ms": "x"}, Link(30000.0, 0.2)),
-        ([rated(94.26, None)], {}, Link(94.3, 0.0)),
-        # It was the processor that was slow.
-        ([rated(52.0)], {"bandwidth_mbit": 98.0}, Link(100.0, 0.2)),
-        ([rated(None)], {}, None),
-    ],
-)
-def test_the_link_that_every_step_waits_for(links, gloo, slowest):
-    assert measured.slowest_link(links, [gloo]) == slowest
 
 
 def test_the_prediction_stands_beside_what_happened():
