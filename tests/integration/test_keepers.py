@@ -40,7 +40,7 @@ class Run(Play):
             keeper = ["-B", node["run_dir"] + "/.keeper/keeper.py"]
             node.update(
                 rank=rank, rows=4, session=f"nanochat-d4-{folder.name}-rank{rank}", keeper_port=free_port(), checkpoint_bytes=1000,
-                flags={"depth": 4}, session_argv=[sys.executable, *keeper], trainer_dir=node["run_dir"],
+                flags={"depth": 4}, session_argv=[sys.executable, *keeper],
                 env={"PYTHONPATH": str(folder / "fake")}, env_secret=[], peers=[], **trainer,
             )  # fmt: skip
             Path(node["run_dir"]).mkdir(parents=True)
