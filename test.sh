@@ -19,8 +19,8 @@ HOST_PYTHONS=(3.9 3.13)
 # Systems as debootstrap makes them.
 SYSTEMS=(bookworm trixie testing)
 
-# Without arguments: four rows of parts at the same time, since most of them wait for processes and hosts half of their time.
-EVERY_TIME=("trainer+integration+lint,unit+cores,pins,docs,molecule:site")
+# Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
+EVERY_TIME=("trainer,cores+integration,docs+lint,unit,pins,molecule:site")
 # `all` runs these behind it.
 THE_REST=("molecule:no_sudo,molecule:restart,molecule:firewalls,firewall_pins" "molecule:mixed+molecule:membership,long" "storm+cores:all,systems")
 

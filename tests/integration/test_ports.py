@@ -77,7 +77,7 @@ def test_what_is_closed_is_opened_and_what_is_open_is_left_alone_by_who_is_root_
     log, sudo = tmp_path / "asked", tmp_path / "sudo"
     sudo.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit 1\n')
     sudo.chmod(0o755)
-    settings = {"ansible_become_exe": str(sudo), "ansible_become": True}
+    settings = {"ddp_run": "early", "ansible_become_exe": str(sudo), "ansible_become": True}
     lan.run(0, "nft", "-f", "-", text=LETS_IN)
     lan.run(1, "nft", "-f", "-", text=WALL)
     before = rules(lan)
