@@ -32,15 +32,11 @@ def trainer_flags(decided: Decided, run_dir: str) -> Flags:
     run = decided.run
     flags: Flags = {row.flag: getattr(run, row.field, None) for row in rows().values()}
     flags = {name: value for name, value in flags.items() if name and value is not None and value is not False}
-    flags.update(
-        {
-            "run": decided.name,
-            "model-tag": decided.name,
-            "window-pattern": run.window_pattern.upper(),
-            "core-metric-every": -1,
-        }
-    )
-    own: Flags = {
+    worked_out: Flags = {
+        "run": decided.name,
+        "model-tag": decided.name,
+        "window-pattern": run.window_pattern.upper(),
+        "core-metric-every": -1,
         "run-dir": run_dir,
         "save-minutes": run.save_minutes,
         "tracker-uri": tracker_uri(run),
@@ -50,7 +46,7 @@ def trainer_flags(decided: Decided, run_dir: str) -> Flags:
         "save-on-loss": bool(run.restarts),
         "timed": decided.timed,
     }
-    flags.update({name: value for name, value in own.items() if value})
+    flags.update({name: value for name, value in worked_out.items() if value})
     return {**flags, **stages.flags(run, run_dir), **flags_in(run.extra_args)[0]}
 
 

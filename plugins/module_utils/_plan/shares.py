@@ -160,11 +160,10 @@ def shared_out(asked: Asked, hosts: Sequence[Host]) -> tuple[SharedBatch, Sequen
     """(the rows of a step split among the hosts, in their order, their parts of a shared head, problems); equal if the batch cannot be
     split."""
     run, world = asked.run, len(hosts)
-    split = run.batch_split
-    weights, problems = weights_of(split, hosts)
-    rows, parts = kept_shares(hosts) if split in FOLLOWING else ((), ())
+    weights, problems = weights_of(run.batch_split, hosts)
+    rows, parts = kept_shares(hosts) if run.batch_split in FOLLOWING else ((), ())
     try:
-        batch = plan_batch(asked, weights, split == "equal", rows)
+        batch = plan_batch(asked, weights, run.batch_split == "equal", rows)
     except BatchError as error:
         batch = SharedBatch([run.device_batch] * world, run.device_batch, run.total_batch)
         return batch, [1] * world, [*problems, str(error)]

@@ -50,17 +50,14 @@ def problems(run: RunSettings) -> Iterator[str]:
         yield f"ddp_run with ddp_stage {stage} makes the name {name}, which is longer than {LONGEST_NAME} characters; shorten ddp_run."
 
 
-def base_checkpoints(run: RunSettings, run_dir: str) -> str | None:
-    """The folder of the base model's checkpoints, in its run folder beside this one; None for a base model."""
-    name = base_name(run)
-    return None if run.stage == BASE else os.path.join(os.path.dirname(run_dir), name, CHECKPOINTS[0], name)
-
-
 def flags(run: RunSettings, run_dir: str) -> dict[str, object]:
     """Flags that only a stage's script has."""
     if run.stage == BASE:
         return {}
-    found: dict[str, object] = {"base-checkpoints": base_checkpoints(run, run_dir)}
+    name = base_name(run)
+    # In the base model's run folder, which lies beside this one.
+    folder = os.path.join(os.path.dirname(run_dir), name, CHECKPOINTS[0], name)
+    found: dict[str, object] = {"base-checkpoints": folder}
     if run.stage == SFT:
         found["conversations"] = os.path.join(run_dir, CONVERSATIONS)
         if run.sft_val_data:

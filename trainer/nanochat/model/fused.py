@@ -145,9 +145,15 @@ class TrainingPass:
 
 def check_gradients() -> None:
     """Refuse a training pass whose loss and gradients are not those of autograd through the plain model (gpt.py), in a small model
-    with nothing zero, or that does not report them in their order. Takes some hundredths of a second."""
+    with nothing zero, or that does not report them in their order; and a model of which init_weights leaves a part unfilled. Takes some
+    hundredths of a second."""
     model, generator = GPT(PROOF), torch.Generator().manual_seed(0)
     with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+        model.init_weights()
+        if unfilled := [name for name, parameter in model.named_parameters() if parameter.isnan().any()]:
+            raise UserError(f"init_weights leaves {', '.join(unfilled)} unfilled; fill every parameter.", Cause.BUG)
         for name, parameter in model.named_parameters():
             parameter.normal_(float(name == "resid_lambdas"), 0.1, generator=generator)
     ids, targets = torch.randint(PROOF.vocab_size, (2, 2, PROOF.sequence_len), generator=generator)

@@ -9,8 +9,6 @@ Shapes in names: B rows, T tokens, C = n_embd, H heads, D head_dim, V vocabulary
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -125,8 +123,6 @@ class GPT(nn.Module):
     def init_weights(self, seed: int = 42) -> None:
         """Fill every parameter; the same seed gives the same weights everywhere."""
         generator = torch.Generator().manual_seed(seed)
-        for parameter in self.parameters():
-            parameter.fill_(math.nan)
         bound = (3.0 / self.config.n_embd) ** 0.5
 
         def uniform(weight: Tensor, low: float, high: float) -> None:
@@ -153,8 +149,6 @@ class GPT(nn.Module):
         self.x0_lambdas.copy_(torch.linspace(0.20, 0.05, layers))
         self.smear_lambda.fill_(0.0)
         self.backout_lambda.fill_(0.2)
-        if unfilled := [name for name, parameter in self.named_parameters() if parameter.isnan().any()]:
-            raise UserError(f"init_weights leaves {', '.join(unfilled)} unfilled; fill every parameter.", Cause.BUG)
 
     @torch.no_grad()
     def forward(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
