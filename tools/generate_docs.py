@@ -108,7 +108,7 @@ def removed() -> Iterator[str]:
 
 
 def row(setting: settings_table.Setting) -> str:
-    default = "profile" if setting.from_profile else setting.empty or f"`{literal(setting.default)}`"
+    default = setting.empty or f"`{literal(setting.default)}`"
     return f"| `{setting.name}` | {default} | {setting.why} | {wanted(setting)} |"
 
 

@@ -60,7 +60,7 @@ CATALOGUE: Dict[str, FindingKind] = {
     ),
     "base-missing": _error(
         "There is no base model to start from",
-        "Fine-tuning and evaluation (ddp_stage) need the checkpoint of a run that trained a base model.",
+        "Fine-tuning (ddp_stage=sft) needs the checkpoint of a run that trained a base model.",
         "Train one first (ddp_stage=base), or name a run that has one (ddp_run).",
     ),
     "base-differs": _error(

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The types of a host's facts, as the module host_info returns them."""
+"""The types of a host's facts, as the verb host_info returns them."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class RunSettings:
     )
     restarts: int = _run(
         None, "Each host's keeper restarts the run after an error, at most this often an hour; a host that goes away is no error. 0: none.",
-        smoke=0, real=3, low=0, empty="3 with ddp_profile=real, where the trainer can; 0 else",
+        smoke=0, real=3, low=0,
     )
     min_hosts: Optional[int] = _run(
         None, "With ddp_restarts: continue without lost hosts while this many are left; they rejoin when they are back. 0: all hosts.",
@@ -209,7 +209,7 @@ class RunSettings:
     )
     total_batch: int = _training(
         None, "Tokens per step, over all ranks.",
-        smoke=2048, real=4096, low=1, empty="about the profile's, as the number of hosts divides it", flag="total-batch-size",
+        smoke=2048, real=4096, low=1, empty="near the profile's, divisible by the number of hosts", flag="total-batch-size",
     )
     iterations: int = _training(None, "Number of training steps.", smoke=10, real=5000, low=1, flag="num-iterations")
     budget: Optional[str] = _training(
@@ -371,7 +371,7 @@ def _rows_of(kind: Any, scope: str) -> Iterator[Setting]:
         of_type = str(field.type)
         if of_type.startswith("Optional["):
             of_type = of_type[len("Optional[") : -1]
-        more: Dict[str, Any] = {"empty": "from the profile" if "smoke" in field.metadata else "", **field.metadata}
+        more: Dict[str, Any] = {"empty": "profile" if "smoke" in field.metadata else "", **field.metadata}
         yield Setting(PREFIX + field.name, field.name, KINDS.get(of_type, of_type), scope=scope, **more)
 
 

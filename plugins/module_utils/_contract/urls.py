@@ -11,8 +11,8 @@ import re
 _USER = re.compile(r"(?i)\b((?:https?|ftps?)://|[a-z][a-z0-9+.-]*://(?=[^\s/@]*:))([^\s/@]+@)+")
 MASK = "********@"
 NO_CREDENTIALS = (
-    "a URL with a password or token in it, which plans and reports would show; remove it, and put it into ~/.netrc where the URL is "
-    "asked (on the hosts; of a repository, into a git credential helper on the controller), or a whole variable into ddp_secret_env"
+    "a URL with a password or token in it, which plans and reports would show; remove it, and put it into ~/.netrc of the "
+    "host that asks, or a whole variable into ddp_secret_env"
 )
 
 

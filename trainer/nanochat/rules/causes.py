@@ -33,7 +33,7 @@ class Cause(enum.Enum):
     STORE_LOST = "store-lost", "the rendezvous store on the host of rank 0 does not answer"
     LINK_LOST = "link-lost", "all ranks are alive and arrived, but the connection between them broke or never came up"
     PORT_TAKEN = "port-taken", "another process holds the rendezvous port"
-    SETTINGS_DIFFER = "settings-differ", "the ranks were started with different settings, devices or number types", True
+    SETTINGS_DIFFER = "settings-differ", "the ranks were started with different settings", True
     DATA_DIFFER = "data-differ", "the ranks have different shards or tokenizers", True
     TORCH_DIFFERS = "torch-differs", "the ranks have different versions of PyTorch", True
     CODE_DIFFERS = "code-differs", "the ranks have different trainer files", True
