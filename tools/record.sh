@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Records what README.md and docs/ show, from real runs: tools/record.sh [pictures|transcripts]; without an argument all.
 # pictures: the terminal of `./demo.sh --storm`, the report of `./demo.sh` in a browser, and a talk with its model
-# (docs/chat.md). transcripts: a whole job on containers (docs/transcript.md, the samples of docs/seeing.md), as root, with podman.
+# (docs/chat.md). transcripts: a whole job on containers (docs/transcript.md), as root, with podman.
 # Takes a quarter of an hour; other work on the machine shows in the figures.
 set -euo pipefail
 # shellcheck source=tools/bootstrap.sh

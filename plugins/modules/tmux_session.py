@@ -14,8 +14,8 @@ description:
     log, and returns its state.
   - The program outlives the SSH connection and the controller. C(tmux attach -t NAME) shows its output while it
     runs and after its end; the log has standard output and standard error of all starts.
-  - Stopping ends everything that the session started and nothing else. Processes that can save their work (the workers of torchrun, or
-    else the last children) get SIGTERM first and have O(stop_timeout) seconds; then all get SIGTERM, then all are killed.
+  - Stopping ends everything that the session started and nothing else. Processes that can save their work (ranks, or else
+    the processes without children) get SIGTERM first and have O(stop_timeout) seconds; then all get SIGTERM, then all are killed.
     A process belongs to the session if it descends from it or has its id in E(NANOCHAT_DDP_SESSION); its name and command line do not matter.
   - The program gets the variables of O(env_file), and besides these only E(HOME), E(USER), E(LOGNAME), E(SHELL), a
     standard E(PATH), C(LANG=C.UTF-8), C(PYTHONUNBUFFERED=1) and E(NANOCHAT_DDP_SESSION).

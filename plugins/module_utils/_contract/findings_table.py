@@ -210,7 +210,7 @@ CATALOGUE: Dict[str, FindingKind] = {
     ),
     "cpu-features-differ": _info(
         "The CPUs have different instructions for matrix products", "The ranks run at different speeds; their weights stay identical.",
-        "No action needed. ddp_batch_split=speed gives the faster host more rows.",
+        "No action needed. The faster host gets more rows, unless ddp_batch_split is equal or threads.",
     ),
     "host-busy": _warning(
         "Something else uses the CPU of a host", "Every step waits for the slowest rank.",
@@ -342,7 +342,7 @@ CATALOGUE: Dict[str, FindingKind] = {
     ),
     "rank-slow": _warning(
         "A rank is slow, not stuck", "Every step waits for the slowest rank.",
-        "Reduce the load on that host, or give it fewer rows: ddp_batch_split=speed.",
+        "Reduce the load on that host. Its rows follow its speed, unless ddp_batch_split is equal or threads.",
     ),
     "rank-stuck": _error(
         "A rank did not arrive at a collective", "The others wait for it there; its stack shows where it is.",

@@ -68,7 +68,7 @@ class Settings:
     timed: bool = option(
         False,
         "end at a given time, NANOCHAT_ENDS in seconds since 1970; --num-iterations is then only an estimate, and the schedule "
-        "follows the fraction of the time that is used",
+        "reaches its end at that time",
     )
     # Optimization
     device_batch_size: int = option(32, "maximum rows per forward and backward pass of a rank", least=1, most=MOST_ROWS)

@@ -4,7 +4,7 @@
 """Number of steps, batch size, and the schedule of each step, from the settings.
 
 Call `plan_training` once, then `StepSchedule.at(plan, step)` for every step. A run with a deadline (`timed`) does not know its
-number of steps: its schedule follows the fraction of time used, its place between 0 and WHOLE.
+number of steps: its schedule follows its place between 0 and WHOLE (run/deadline.py).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TrainingPlan:
 
     @property
     def end(self) -> int:
-        """The place of the end, in steps or fractions of time."""
+        """The place of the end, in steps or parts of WHOLE."""
         return WHOLE if self.timed else self.num_iterations
 
     @property
