@@ -71,9 +71,9 @@ def settings_page() -> str:
         "",
         "Variables of the inventory, all of them optional. Set them in `inventory/hosts.yml`: those of the last section beside a host's",
         "name, all others, which belong to the run, below `vars:` of the group `trainers`; for one run with `-e`, which wins. An empty",
-        "value is as good as none. `inventory/group_vars/trainers.yml` holds all of them as comments, to copy from; one that you",
+        "value counts as unset. `inventory/group_vars/trainers.yml` holds all of them as comments, to copy from; one that you",
         "uncomment there wins over `vars:` in hosts.yml.",
-        "A variable `ddp_*` that is not here is refused, with the name that is nearest.",
+        "Any other variable `ddp_*` is refused, and the nearest name suggested.",
         "",
         "## Profiles",
         "",
@@ -95,8 +95,8 @@ def settings_page() -> str:
 
 def removed() -> Iterator[str]:
     """The settings of earlier versions, and what to write instead."""
-    yield from ("", "## What went, and what to write instead", "")
-    yield "A setting of this list that is empty, or asks for what is done now anyway, is ignored. Any other value is refused."
+    yield from ("", "## Removed settings, and what to write instead", "")
+    yield "A removed setting that is empty, or asks for what is done now anyway, is ignored. Any other value is refused."
     yield from ("", "| no longer a setting | because |", "|---|---|")
     for name, one in settings_table.REMOVED_SETTINGS.items():
         yield f"| `{name}` | {one.instead} |"
