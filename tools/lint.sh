@@ -28,8 +28,8 @@ COLLECTIONS=$ROOT/.ansible/collections
 (cd "$COLLECTIONS" && MYPYPATH=$COLLECTIONS mypy --config-file "$ROOT/pyproject.toml" ansible_collections/nanochat/ddp/plugins)
 
 step "mypy: trainer"
-# From its own folder, in which the trainer is found when it runs.
-(cd trainer && "$TRAINER_VENV/bin/python" -m mypy --config-file ../pyproject.toml nanochat scripts)
+# From its own folder, in which the trainer is found when it runs; hosts may have Python 3.10.
+(cd trainer && "$TRAINER_VENV/bin/python" -m mypy --config-file ../pyproject.toml --python-version 3.10 nanochat scripts)
 
 step "mypy: tests, benches and tools"
 # Fakes and plain dicts stand in for the collection's types; the trainer's tests do without.

@@ -247,6 +247,17 @@ def test_absent_takes_the_pane_and_the_record_and_leaves_the_log(job):
     assert not job.play("absent")["changed"]
 
 
+def test_the_pane_of_an_ended_run_goes_with_its_folder_whatever_that_is_called(jobs, tmp_path, monkeypatch):
+    # By default ssh passes no locale, and then tmux prints no such letter.
+    monkeypatch.setenv("LC_ALL", "C")
+    job = jobs("josé")
+    job.name = "job-1"
+    job.start("print('hello')")
+    job.ended()
+    tmux_utils.end_sessions([str(tmp_path), str(job.folder)])
+    assert tmux("has-session", "-t", "=job-1").returncode == 1
+
+
 # -- what reaches the program -----------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import pickle
 from collections.abc import Callable
@@ -44,6 +45,13 @@ def test_upstreams_checkpoints_count_without_our_list(tmp_path: Path) -> None:
     assert checkpoints.whole_steps(tmp_path) == [7]
     assert checkpoints.load_model(tmp_path, 7).keys() == MODEL.keys()
     assert checkpoints.load_optimizer(tmp_path, 7, 0)[1] is None
+
+
+def test_checkpoints_are_whole_on_python_3_10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Added to Python in 3.11.
+    monkeypatch.delattr(hashlib, "file_digest", raising=False)
+    save(tmp_path, 3)
+    assert checkpoints.whole_steps(tmp_path) == [3]
 
 
 def cut(path: Path) -> None:

@@ -12,6 +12,7 @@ import re
 import zlib
 from typing import NamedTuple, Sequence, Tuple
 
+from .._contract.validate import LOWEST_PORT
 from .backend import FOREIGN, FirewallBackend, Placed
 from .rules import MARK, Rule, port_range
 
@@ -86,7 +87,8 @@ class Firewalld(FirewallBackend):
             for scope, zones in self.zones.items()
             for name, zone in zones.items()
             for found in map(OWN.fullmatch, zone.rich)
-            if found
+            # The plan opens no port of root's services: of an unknown job, such a rule is the owner's.
+            if found and (found[1] == own or port_range(found[3])[0] >= LOWEST_PORT)
         ]
 
     def targets(self, wanted: Sequence[Rule]) -> list[Placed]:

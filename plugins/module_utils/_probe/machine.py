@@ -181,7 +181,8 @@ def disk(path: str, owned: bool = True) -> Disk:
         facts["free"] = room.f_bavail * room.f_frsize
         facts["device"] = os.stat(parent).st_dev
         facts["writable"] = os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK)
-        facts["noexec"] = bool(room.f_flag & os.ST_NOEXEC)
+        # Of Linux alone; a controller looks at its own folder for results, too.
+        facts["noexec"] = bool(room.f_flag & getattr(os, "ST_NOEXEC", 0))
     return facts
 
 

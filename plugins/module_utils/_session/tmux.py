@@ -121,5 +121,5 @@ def end_sessions(folders: List[str]) -> None:
         name = text(read_object(os.path.join(folder, SESSION)), "session")
         with contextlib.suppress(TmuxError):
             found = tmux.look(check_name(name)) if name else None
-            if name and found and found.folder == folder:
+            if name and found and found.label == label_of(folder):
                 tmux.kill(name)

@@ -70,11 +70,14 @@ class Call(NamedTuple):
         """The host that is asked, by its name in the inventory."""
         return str(self.action._task.delegate_to or self.variables.get("inventory_hostname"))
 
+    @property
+    def known(self) -> Mapping[str, Any]:
+        """The variables of the host that is asked."""
+        return self.variables["hostvars"][self.host] if self.action._task.delegate_to else self.variables
+
     def variable(self, name: str) -> Any:
         """A variable of the host that is asked; None if it has none."""
-        delegated = self.action._task.delegate_to
-        known = self.variables["hostvars"][self.host] if delegated else self.variables
-        return self.action._templar.template(known.get(name))
+        return self.action._templar.template(self.known.get(name))
 
     def which_run(self, run: str | None = None) -> dict[str, Any]:
         """Where the host has the run: the base folder, and the name (None: the newest), of this play's plan or else of the settings."""
@@ -92,7 +95,7 @@ class Call(NamedTuple):
 
     def ask_once(self, verb: str, **params: Any) -> dict[str, Any]:
         """The same over a connection that works."""
-        return piped(self.action, program(self, verb, params), self.variables)
+        return piped(self.action, program(self, verb, params), self.known)
 
 
 def program(call: Call, verb: str, params: Mapping[str, Any]) -> str:

@@ -42,6 +42,7 @@ LEFTOVER = re.compile(r"\..*\.rank\d+\.tmp|\.rank\d+-[0-9a-f]{16}|\.writable-[0-
 # Suffix of a list whose files are being removed.
 GONE = ".gone"
 SPARE_BYTES = 16 * 2**20
+CHUNK_BYTES = 2**20
 
 Json = dict[str, Any]
 
@@ -292,8 +293,11 @@ def is_sound(path: Path, deep: bool) -> bool:
 
 def file_digest(path: Path) -> str:
     """The sha256 of a file."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def entry_of(path: Path) -> FileEntry:

@@ -135,6 +135,13 @@ def test_a_host_without_an_answer_is_told_of(python, said):
     assert told["failed"] and re.fullmatch(said, told["msg"])
 
 
+def test_a_delegated_verb_runs_under_the_python_of_the_host_that_is_asked():
+    host: Any = Host()
+    host._task.delegate_to = "desktop"
+    known = {"ansible_python_interpreter": "/nosuch", "hostvars": {"desktop": THIS}}
+    assert Call(host, known).ask("run_info", base_dir="/none", run="d4")["run"]["state"] == "absent"
+
+
 def test_a_connection_without_a_pipe_is_refused():
     host: Any = Host()
     host._connection.has_pipelining = False

@@ -329,6 +329,12 @@ def test_field_29_rules_of_firewalld_are_found_by_their_form_and_those_to_keep_b
     assert not apply(run, left_over(check=True, keep=("d4",)))["changed"]
 
 
+def test_a_rule_of_firewalld_that_has_the_form_of_ours_but_admits_to_a_port_of_root_is_left_alone():
+    ssh = rules.Rule("10.0.0.9", 22, 22)
+    run = firewall_cmd(with_rich(ssh, "of the owner"), with_rich(ssh, "of the owner"))
+    assert not apply(run, left_over(check=True))["changed"]
+
+
 def test_field_29_blocks_of_all_jobs_are_found_in_the_file_that_is_loaded_at_boot(etc):
     text = rules.with_block("flush ruleset\n", MARK, ["one"])
     (etc / "nftables.conf").write_text(rules.with_block(text, rules.MARK + "e5", ["two"]))

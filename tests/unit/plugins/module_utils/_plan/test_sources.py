@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_what_a_folder_holds(tmp_path):
     assert of(tmp_path / "none") == ("absent", 0, False, False)
 
 
-def test_results_that_cannot_be_written_are_refused(tmp_path):
+def test_results_that_cannot_be_written_are_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
 
     def here(folder: str) -> Any:
@@ -91,6 +92,9 @@ def test_results_that_cannot_be_written_are_refused(tmp_path):
         (problem,) = refusal(hosts({"ddp_results_dir": folder}), here=here(folder))
         said = f"ddp_results_dir is {folder}, which is not writable on the controller ({tmp_path}/{folder}); set"
         assert problem.startswith(said)
+    assert here("a/b")["read_only"] == ""
+    # As on a controller with macOS.
+    monkeypatch.delattr(os, "ST_NOEXEC", raising=False)
     assert here("a/b")["read_only"] == ""
 
 
