@@ -168,13 +168,7 @@ class Story(_Named, CallbackBase):
         text = result.result.get("msg")
         if isinstance(text, list) and all(isinstance(line, str) for line in text):
             text = "\n".join(text)
-        elif not isinstance(text, str):
-            hidden = ("changed", "failed")
-            values = {
-                key: value for key, value in result.result.items() if not key.startswith("_") and key not in hidden
-            }
-            text = self._dumped(values if text is None else {"msg": text})
-        self._steps.tell(sentence(text))
+        self._steps.tell(sentence(text if isinstance(text, str) else self._dumped(result.result)))
 
     def _changed(self, result: Any) -> None:
         host = result.host.get_name()
@@ -294,8 +288,7 @@ class Story(_Named, CallbackBase):
                 "Training continues in the background; watch it with nanochat.ddp.status, stop it with nanochat.ddp.stop."
             )
         elif not self._over:
-            stays = "Nothing was changed" if self._steps.only_looked else "What was done stays"
-            self._terminal.say(f"Interrupted. {stays}; to go on, run the same command again.")
+            self._terminal.say("Interrupted. What was done stays; to go on, run the same command again.")
 
 
 def let_workers_end_silently() -> None:

@@ -47,7 +47,6 @@ class RankProcess(TypedDict):
     cpu_share: float
     waits_for_core: Optional[float]
     memory_bytes: int
-    swapped_bytes: Optional[int]
     waits_in: Optional[str]
 
 
@@ -66,7 +65,6 @@ class System(TypedDict):
     cpus: int
     load1: float
     memory_available: int
-    swapped_pages_per_second: Optional[float]
     disk_free: Optional[int]
     throttled: Optional[bool]
     limited: Optional[float]
@@ -93,7 +91,6 @@ class RankEvidence(TypedDict):
     links: Dict[str, str]  # whether packets come back, for each other host
     system: System
     others: List[OtherProcess]
-    kernel: List[str]  # its messages about lack of memory since the run began
     oom_kills_before: Optional[int]  # at the rank's last heartbeat
 
 
@@ -144,8 +141,6 @@ def slow_reasons(found: RankEvidence) -> List[str]:
     """Why a rank may be slow, as far as its host shows."""
     system, process = found["system"], process_of(found)
     reasons = []
-    if (system["swapped_pages_per_second"] or 0) > 50 or (process.get("swapped_bytes") or 0) > 256 * 2**20:
-        reasons.append("it is swapping (%s swapped out)" % bytes_text(process.get("swapped_bytes") or 0))
     others, late = found["others"], (process.get("waits_for_core") or 0.0)
     taken = sum(one["cpu_share"] for one in others)
     # A rank that neither uses a core nor waits for one is not slowed by who does.
@@ -240,6 +235,6 @@ def was_killed(found: RankEvidence) -> bool:
 
 
 def out_of_memory(found: RankEvidence) -> bool:
-    """The kernel reports it, or its count of OOM kills grew since the rank's last heartbeat."""
+    """The kernel's count of OOM kills grew since the rank's last heartbeat."""
     before, now = found["oom_kills_before"], found["system"]["oom_kills"]
-    return bool(found["kernel"]) or (before is not None and now is not None and now > before)
+    return before is not None and now is not None and now > before

@@ -215,7 +215,7 @@ def cause_of(case: Case, host: str) -> Finding:
         "rank-killed": "was killed by signal 9 (SIGKILL)",
         "rank-vanished": "disappeared without an exit status",
     }.get(code, ended)
-    words = (found["kernel"] or [""])[-1] if was_killed(found) else error_of(found)
+    words = "" if was_killed(found) else error_of(found)
     return finding(code, host, "%s %s%s%s" % (case.name(host), what, at, ": " + words if words else "."))
 
 

@@ -233,7 +233,7 @@ class Phase(NamedTuple):
     waits: bool = False  # for other ranks
 
 
-STEP = Phase("making the first step", "step", "timeout")
+STEP = Phase("making a step", "step", "timeout")
 OTHER = Phase("", "step", "long")  # of another version
 # The one table of phases. A step has a usual length; phases that use a disk or have no usual length get the plan's timeout or three times
 # that.
@@ -241,7 +241,7 @@ PHASES: Dict[Optional[str], Phase] = {
     "start": Phase("loading", "start", "timeout"),
     "rendezvous": Phase("waiting for the others", "start", "timeout", waits=True),
     "agree": Phase("comparing settings", "start", "timeout", waits=True),
-    "resume": Phase("reading the checkpoint", "timeout", "long"),
+    "resume": Phase("loading the model", "timeout", "long"),
     "data": Phase("opening the data", "step", "long"),
     **dict.fromkeys(("forward_backward", "optimizer"), STEP),
     **dict.fromkeys(("head", "sync"), STEP._replace(waits=True)),

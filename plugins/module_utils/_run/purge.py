@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Set, TypedDict
+from typing import Any, Callable, Iterator, List, NamedTuple, Set, TypedDict
 
 from .._contract.document import words
 from .._contract.run_folder import (
@@ -27,6 +27,7 @@ from .._contract.run_folder import (
 )
 from .._kit import processes
 from .._kit.files import paths_in, read_bytes, read_object
+from .._kit.words import plural
 from .metrics import PEEK_BYTES
 from .state import RUNNING, read_run
 
@@ -109,20 +110,11 @@ def purge(base: str, run: str, everything: bool, dry: bool, end_sessions: Callab
 
 
 def in_brief(base: str, paths: List[str]) -> str:
-    """Name these paths in a line: runs and data sets by their names, copied files by their folder and number."""
-    groups: Dict[str, List[str]] = {}
-    for path in paths:
-        folder, dummy, name = os.path.relpath(path, base).partition(os.sep)
-        groups.setdefault(folder, []).append(name)
-    parts = [
-        f"{folder}/ ({len(names)} files)"
-        if folder in BROUGHT
-        else f"{folder}/{{{','.join(names)}}}"
-        if any(names)
-        else folder
-        for folder, names in groups.items()
-    ]
-    return f"in {base}: {', '.join(parts)}" if parts else ""
+    """Name these paths in a line, the files that were copied into folders by their number."""
+    names = [os.path.relpath(path, base) for path in paths]
+    copied = [name for name in names if name.split(os.sep)[0] in BROUGHT]
+    parts = [name for name in names if name not in copied] + ([plural(len(copied), "copied file")] if copied else [])
+    return f"in {base}: {', '.join(parts)}"
 
 
 # -- ownership ---------------------------------------------------------------------------------------------------------

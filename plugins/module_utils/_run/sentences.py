@@ -135,10 +135,6 @@ def membership_lines(health: Health) -> List[str]:
     first, failed = health.gave_up(), [host for host, one in health.seen.items() if one.last_word == FAILED]
     if first is not None:
         texts.append("%s gave up: %s" % (named(failed), health.seen[first].run["error"]))
-    for host, one in health.seen.items():
-        if one.run["revived"] and one.keeper:
-            told = (host, plural(one.run["revived"], "time"), one.run["died_of"])
-            texts.append("the keeper of %s was restarted %s; it last died of %s" % told)
     reasons = {host: reason(health, host) for host in health.seen if host not in failed}
     return [*texts, *("%s%s %s" % (host, ":" * health.seen[host].rests, why) for host, why in reasons.items() if why)]
 

@@ -1,15 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run's events in chronological order: starts, restarts, checkpoints, new shares, hosts leaving and returning, ends."""
+"""A run's events in chronological order: starts, restarts, new shares, hosts leaving and returning, ends."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
-from .._contract.document import items, words
 from .._contract.keeper_states import FAILED, OVER
-from .._kit.words import bytes_text, seconds_text
 from .collected import CollectedRank, CollectedRun
 from .members import Absence, steps_repeated
 from .metrics import Event, finite
@@ -30,21 +28,11 @@ class Happening(NamedTuple):
 
 
 def happenings(run: CollectedRun) -> List[Dict[str, Any]]:
-    """Starts, restarts, checkpoints, differing weights, ends and findings, in chronological order."""
-    found = [event for rank in run.ranks for event in (*_of_rank(rank), *_saves(rank), *_of_keeper(rank))]
-    found += [*_of_absences(run), *_of_findings(run)]
+    """Starts, restarts, new shares, differing weights, absences and ends, in chronological order."""
+    found = [event for rank in run.ranks for event in (*_of_rank(rank), *_of_keeper(rank))]
+    found += _of_absences(run)
     found.sort(key=lambda item: (item.time is not None, item.time or 0.0, item.host))
     return [event._asdict() for event in found]
-
-
-def _saves(rank: CollectedRank) -> Iterator[Happening]:
-    """All checkpoints of a rank in one line, at the time of the last."""
-    found = [event for event in rank.files.events if event["kind"] == "checkpoint"]
-    if found:
-        last, took = found[-1], finite(found[-1].get("seconds"))
-        text = "checkpoint, " if len(found) == 1 else "%d checkpoints; the last: " % len(found)
-        text += bytes_text(finite(last.get("bytes"))) + (" in " + seconds_text(took) if took else "")
-        yield Happening(finite(last.get("time")), rank.host, text, step=last.get("step"), kind="save")
 
 
 def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
@@ -61,11 +49,7 @@ def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
             text = "started" if is_first else "started again"
             text += " from step %s" % resumed if resumed is not None else ""
             text += "; %d steps are repeated" % again if again else ""
-            text += _kernels(event) if starts == 1 else ""
             mark = "" if is_first else "start"
-            # All ranks have the same.
-            for notice in words(event, "notices") if rank.files.rank == 0 else ():
-                yield Happening(at, rank.host, notice, "warning", step, "warning")
         elif kind == "shares" and rank.files.rank == 0:
             text, mark = _new_shares(event), "shares"
         elif kind == "digest" and event.get("identical") is False:
@@ -79,12 +63,6 @@ def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
             yield Happening(at, rank.host, text, severity, step, mark if severity == "info" else severity)
 
 
-def _kernels(event: Event) -> str:
-    """The kernels and vectors that a rank uses, as the end of a sentence about its start."""
-    named, vectors = words(event, "kernels"), event.get("capability")
-    return ("; kernels: " + ", ".join(named) if named else "") + ("; torch's vectors: %s" % vectors if vectors else "")
-
-
 def _new_shares(event: Event) -> str:
     """The ranks' rows per step changed."""
     rows, before, speeds = (
@@ -93,15 +71,6 @@ def _new_shares(event: Event) -> str:
     shares = ", ".join("%.0f" % (100 * one) for one in speeds if finite(one) is not None)
     why = ", following their shares of the speed: %s %%" % shares if shares else ""
     return "the ranks now take %s rows (before: %s)%s" % (", ".join(map(str, rows)), ", ".join(map(str, before)), why)
-
-
-def _of_findings(run: CollectedRun) -> Iterator[Happening]:
-    """Findings of the last rehearsal, each once; it records no times."""
-    found = [
-        Happening(None, str(one.get("host")), "%(code)s: %(seen)s" % one, str(one["severity"]))
-        for one in items(run.rehearsal, "findings")
-    ]
-    yield from dict.fromkeys(found)
 
 
 def _absences(run: CollectedRun) -> List[Absence]:

@@ -34,7 +34,6 @@ class Steps:
         self._checking = checking
         self._has_output = False
         self._changed: dict[str, int] = {}
-        self._has_changed = False  # in any step
         self._task = ""
         self._task_begun = 0.0
         self._task_told = 0.0
@@ -79,12 +78,6 @@ class Steps:
     def count_change(self, host: str) -> None:
         """One more thing was changed on a host."""
         self._changed[host] = self._changed.get(host, 0) + 1
-        self._has_changed = True
-
-    @property
-    def only_looked(self) -> bool:
-        """Whether nothing was changed so far, not even by a task that has not ended."""
-        return not self._has_changed and self.current in (None, "plan", "preflight")
 
     def tell(self, text: str, color: str | None = None) -> None:
         """Print something below the step's name, in lines no longer than the terminal; commands to copy stay whole."""

@@ -38,12 +38,11 @@ PROCESS = {
     "state": "R",
     "cpu_share": 1.9,
     "memory_bytes": 2**30,
-    "swapped_bytes": 0,
     "waits_for_core": None,
     "waits_in": "",
 }
 SYSTEM = {
-    "cpus": 4, "load1": 2.0, "memory_available": 2**33, "swapped_pages_per_second": 0.0, "disk_free": 2**36,
+    "cpus": 4, "load1": 2.0, "memory_available": 2**33, "disk_free": 2**36,
     "throttled": False, "limited": None, "pressure": None, "oom_kills": 0, "nics": {"enp4s0": "up", "wlp3s0": "up"},
 }  # fmt: skip
 
@@ -57,7 +56,7 @@ def rank(peer: str, run: dict[str, Any] | None = None, **more: Any) -> dict[str,
         "dump": None,
         "links": {peer: "refused"},
     }
-    found.update({"system": SYSTEM, "others": [], "kernel": [], "oom_kills_before": None}, **more)
+    found.update({"system": SYSTEM, "others": [], "oom_kills_before": None}, **more)
     return copy.deepcopy(found)
 
 
@@ -136,7 +135,7 @@ BEHIND = {"idle_seconds": 60.0, "collective": 299}
         (exited("laptop", missed("disk-full", 1)), exited("desktop", missed("store-lost", 0)), "disk-full", ""),
         # field_18: all say who could not save
         (exited("laptop", DISK_FULL), exited("desktop", {**DISK_FULL, "ended": 1001.0}), "disk-full", ""),
-        (WAITING, exited("desktop", KILLED, kernel=["Out of memory: Killed process 4711 (python)"]), "rank-oom", "Killed process 4711"),
+        (WAITING, exited("desktop", KILLED, system=OOM_KILLS, oom_kills_before=3), "rank-oom", "out of memory (OOM)"),
         # field_19: an OOM kill since the last heartbeat, and one long before
         (WAITING, exited("desktop", BY_ITS_KEEPER, system=OOM_KILLS, oom_kills_before=3), "rank-oom", ""),
         (WAITING, exited("desktop", BY_ITS_KEEPER, system=OOM_KILLS, oom_kills_before=4), "rank-killed", ""),
@@ -152,7 +151,6 @@ def test_what_is_seen_has_one_verdict(desktop: dict[str, Any], laptop: Any, code
 @pytest.mark.parametrize(
     ("system", "reason"),
     [
-        ({"swapped_pages_per_second": 4000.0}, "it is swapping"),
         ({"throttled": True}, "its cores are thermally throttled"),
         ({"limited": 0.8}, "its cgroup's CPU limit throttles it 80 % of the time"),
         ({"pressure": {"cpu": 1.0, "memory": 0.0, "io": 71.0}}, "a process there waits for the disk 71 % of the time"),
@@ -300,7 +298,7 @@ ENDED_KEEPER = {
     ("more", "code"),
     [
         ({}, "keeper-gone"),
-        ({"kernel": ["Out of memory: Killed process 7"]}, "rank-oom"),
+        ({"system": OOM_KILLS, "oom_kills_before": 3}, "rank-oom"),
         ({"system": dict(SYSTEM, disk_free=0)}, "disk-full"),
     ],
 )

@@ -109,8 +109,8 @@ def test_everything_that_is_ours_goes(take, base):
     assert str(base / "runs" / "d4") in done["diff"]["before"]
     assert done["stayed"] == []
     assert not base.exists()
-    assert done["brief"].startswith(f"in {base}: runs/{{d4,half,solo}}, data/{{text-1a2b3c4d,url-1a2b3c4d}}, wheels/")
-    assert "trainer/ (3 files), tracker, python, measured.json" in done["brief"]
+    assert done["brief"].startswith(f"in {base}: runs/d4, runs/half, runs/solo, data/text-1a2b3c4d, data/url-1a2b3c4d, wheels/")
+    assert "tracker, python, measured.json, 3 copied files" in done["brief"]
     assert take()["changed"] is False
 
 

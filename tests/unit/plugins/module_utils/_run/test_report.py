@@ -120,17 +120,11 @@ def test_a_run_that_goes_on_and_one_without_metrics_have_a_page(tmp_path: Path) 
     assert data["ranks"][0]["columns"] == {"step": []}
 
 
-def test_happenings_go_by_time_with_findings_first(tmp_path: Path) -> None:
-    run = collected(tmp_path, steps=10)
-    finding = {"code": "slow-link", "host": "node2", "severity": "warning", "seen": "100 Mbit/s"}
-    fake_run.write_json(run / "rehearsal.json", {"run": "d4", "findings": [finding, finding], "prediction": {}})
-    found = report_data(run)["happenings"]
-    assert (found[0]["text"], found[0]["severity"]) == ("slow-link: 100 Mbit/s", "warning")
-    assert [one["text"] for one in found].count("slow-link: 100 Mbit/s") == 1
-    times = [one["time"] for one in found[1:]]
+def test_happenings_go_by_time(tmp_path: Path) -> None:
+    found = report_data(collected(tmp_path, steps=10))["happenings"]
+    times = [one["time"] for one in found]
     assert times == sorted(times)
-    first = next(one["text"] for one in found if one["host"] == "node1")
-    assert first == "started; kernels: norm, adamw; torch's vectors: AVX2"
+    assert next(one["text"] for one in found if one["host"] == "node1") == "started"
 
 
 def test_what_the_start_said_and_how_often_the_data_were_read_is_in_the_report(tmp_path: Path) -> None:
@@ -141,8 +135,6 @@ def test_what_the_start_said_and_how_often_the_data_were_read_is_in_the_report(t
         append(run / host / f"metrics-rank{rank}.jsonl", {**fake_run.step_event(3, rank, 1.7e9 + 51), "epoch": 2})
     data = report_data(run)
     assert data["sentences"] == ["Step 4 is damaged", "epoch 2: all data were read 1 time before"]
-    told = [one for one in data["happenings"] if one["text"] == "Step 4 is damaged"]
-    assert [(one["severity"], one["step"]) for one in told] == [("warning", 3)]
 
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
@@ -176,7 +168,7 @@ def test_who_left_and_came_back_is_among_what_happened(run: Path) -> None:
     ]
 
 
-def test_all_checkpoints_of_a_rank_are_one_line(tmp_path: Path) -> None:
+def test_an_error_that_was_survived_is_none_of_the_run(tmp_path: Path) -> None:
     run = collected(tmp_path, steps=5)
     metrics = run / "node1" / "metrics-rank0.jsonl"
     save = {"kind": "checkpoint", "bytes": 24e6, "seconds": 0.2}
@@ -190,9 +182,7 @@ def test_all_checkpoints_of_a_rank_are_one_line(tmp_path: Path) -> None:
     assert [one["text"] for one in happened] == [
         "error: rank 1 is gone (and was restarted)",
         "started again from step 400",
-        f"{len(data['ranks'][0]['checkpoints'])} checkpoints; the last: 24.0 MB in 0.2 s",
     ]
-    # An error that was survived is none of the run's.
     assert [(one["severity"], one["kind"]) for one in happened[:2]] == [("warning", "warning"), ("info", "start")]
     assert len(data["ranks"][0]["checkpoints"]) > 86
 

@@ -122,8 +122,7 @@ def look_everywhere(base: Path) -> None:
     rows = seen_of({"node1": {"run": seen}, "node2": {"unreachable": True}})
     closing_table({"node1": {"run": seen}})
     json.dumps(table.status_data(rows))
-    table.status_screen(rows)
-    table.closing_table(rows, 60)
+    table.status_screen(rows, 60)
     for dry in (True, False):
         try:
             folder.prepare(run, fake_run.plan_for([base / "runs" / "d4"], 12), False, dry)
