@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TypedDict
 
-from .._contract.document import section, words
 from .._kit.words import bytes_text
 from .._rules.causes import Cause, is_echo
 from .._run.health import BUSY, Seen
@@ -44,7 +43,6 @@ class RankProcess(TypedDict):
 
     pid: int
     state: str
-    cpu_share: float
     waits_for_core: Optional[float]
     memory_bytes: int
     waits_in: Optional[str]
@@ -73,21 +71,13 @@ class System(TypedDict):
     nics: Optional[Dict[str, str]]  # the state of each network interface
 
 
-class Dump(TypedDict, total=False):
-    """The trainer's answer: the stacks of its threads."""
-
-    time: object
-    pid: object
-    stacks: Dict[str, List[str]]
-
-
 class RankEvidence(TypedDict):
     """All evidence about a rank."""
 
     rank: int
     run: RunState
     process: Optional[RankProcess]
-    dump: Optional[Dump]
+    stacks: Dict[str, List[str]]  # of the trainer's threads; empty if it did not answer
     links: Dict[str, str]  # whether packets come back, for each other host
     system: System
     others: List[OtherProcess]
@@ -122,18 +112,14 @@ def low_disk(found: RankEvidence) -> Optional[int]:
     return free if free is not None and free < LOW_DISK else None
 
 
-def cpu_share(found: RankEvidence) -> float:
-    return float(process_of(found).get("cpu_share") or 0.0)
-
-
 def works(found: RankEvidence) -> bool:
     """Whether a rank uses CPU, or is ready to while others take all cores."""
-    return max(cpu_share(found), found["run"]["busy"] or 0.0) >= BUSY
+    return (found["run"]["busy"] or 0.0) >= BUSY
 
 
 def innermost_frame(found: RankEvidence) -> str:
     """The innermost line of the main thread's stack."""
-    frames = words(section(found["dump"], "stacks"), "MainThread")
+    frames = found["stacks"].get("MainThread")
     return frames[-1] if frames else ""
 
 
@@ -145,7 +131,7 @@ def slow_reasons(found: RankEvidence) -> List[str]:
     taken = sum(one["cpu_share"] for one in others)
     # A rank that neither uses a core nor waits for one is not slowed by who does.
     wants_core = works(found) or process.get("waits_for_core") is None
-    if others and (late > LATE or (wants_core and taken + max(cpu_share(found), 1.0) > (system["cpus"]))):
+    if others and (late > LATE or (wants_core and taken + max(found["run"]["busy"] or 0.0, 1.0) > (system["cpus"]))):
         first = others[0]
         told = "pid %d of %s (%s) takes %.1f cores" % (
             first["pid"],
@@ -199,7 +185,7 @@ def describe(found: RankEvidence) -> str:
     if process:
         parts.append(
             "process %d state %s, %d %% of a core, %s"
-            % (process["pid"], process["state"], round(100 * process["cpu_share"]), bytes_text(process["memory_bytes"]))
+            % (process["pid"], process["state"], round(100 * (run["busy"] or 0.0)), bytes_text(process["memory_bytes"]))
         )
     free = bytes_text(system["memory_available"])
     parts.append("load %.1f on %d cores, %s free memory" % (system["load1"], system["cpus"], free))

@@ -17,14 +17,14 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, cast
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from .._contract.document import Document, whole
+from .._contract.document import Document, section, whole, words
 from .._kit import processes
 from .._kit.files import free_bytes, read_object, read_text
 from .._run.polling import busy_share, core_seconds, read_effort
 from .._run.state import read_run
-from .evidence import Dump, OtherProcess, RankEvidence, RankProcess, System
+from .evidence import OtherProcess, RankEvidence, RankProcess, System
 
 # The trainer's heartbeat thread checks for this file every second and answers with its stacks.
 REQUEST = "dump-request-rank%d"
@@ -52,7 +52,7 @@ def doctor_info(
             "rank": rank,
             "run": state,
             "process": process_facts(pid, first, second),
-            "dump": answer(run_dir, rank, pid),
+            "stacks": answer(run_dir, rank, pid),
             "links": reach_all(peers, probe_port),
             "system": system_facts(run_dir, first, second),
             "others": busiest(first, second, rank_pids(run_dir, pid, table)),
@@ -110,16 +110,14 @@ def _cpu_times() -> Iterable[Tuple[int, float]]:
 
 
 def process_facts(pid: Optional[int], first: Counters, second: Counters) -> Optional[RankProcess]:
-    """State, memory and CPU share of the rank's process; None if there is none."""
+    """State and memory of the rank's process, and how long it waited for a core; None if there is none."""
     one = processes.process(pid) if pid else None
     if one is None or pid is None:
         return None
     seconds = second.time - first.time
-    used = second.cpu.get(pid, 0.0) - first.cpu.get(pid, 0.0)
     return {
         "pid": pid,
         "state": one.state,
-        "cpu_share": round(max(0.0, used) / seconds, 3),
         "waits_for_core": round(max(0.0, second.delay - first.delay) / seconds, 3),
         "memory_bytes": _memory(pid),
         "waits_in": read_text("/proc/%d/wchan" % pid).strip(),
@@ -141,8 +139,8 @@ def ask(run_dir: str, rank: int, pid: Optional[int]) -> None:
             file.write(str(time.time()))
 
 
-def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dump]:
-    """The trainer's answer, None if it does not come: a stopped process, or another trainer."""
+def answer(run_dir: str, rank: int, pid: Optional[int]) -> Dict[str, List[str]]:
+    """The trainer's answer, empty if it does not come: a stopped process, or another trainer."""
     request, path = os.path.join(run_dir, REQUEST % rank), os.path.join(run_dir, ANSWER % rank)
     limit = time.monotonic() + (ANSWER_SECONDS if pid is not None else 0.0)
     while os.path.exists(request) and time.monotonic() < limit:
@@ -150,7 +148,8 @@ def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dump]:
     answered = not os.path.exists(request)
     with contextlib.suppress(OSError):  # it was answered, or never written
         os.unlink(request)
-    return cast(Dump, read_object(path)) or None if answered else None
+    stacks = section(read_object(path), "stacks") if answered else {}
+    return {thread: words(stacks, thread) for thread in stacks}
 
 
 # -- the network ------------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from .._run.state import AWAY, CRASHED, FINISHED, RUNNING, STOPPED
 from .case import Case
 from .evidence import (
     RankEvidence,
-    cpu_share,
     error_of,
     innermost_frame,
     lines_of,
@@ -164,7 +163,7 @@ def died(case: Case) -> Optional[Finding]:
     causes = case.own_deaths()
     if not causes:
         blamed = frozen(case) or cut(case) or hearsay(case, crashed) or behind(case)
-        return blamed or missed_each_other(case, crashed) or cause_of(case, crashed[0])
+        return blamed or cause_of(case, crashed[0])
     ended = {host: case.known[host]["run"]["ended"] or float("inf") for host in causes}
     return cause_of(case, min(causes, key=lambda one: (case.death(one).code == "rank-failed", ended[one])))
 
@@ -191,15 +190,6 @@ def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
             seen = "%s and %s lost each other: %s" % (case.name(host), case.name(other), text)
             return finding("link-cut", host, seen, peer=other)
     return None
-
-
-def missed_each_other(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
-    """Every rank ended because others did not arrive, none knows which, and the links are open again."""
-    if len(crashed) < max(2, len(case.plan["nodes"])):
-        return None
-    host, other = crashed[0], crashed[1]
-    seen = "%s and %s did not find each other: %s" % (case.name(host), case.name(other), error_of(case.known[host]))
-    return finding("link-cut", host, seen, peer=other)
 
 
 def cause_of(case: Case, host: str) -> Finding:
@@ -310,7 +300,7 @@ def slow(case: Case, host: str) -> Finding:
     found = case.known[host]
     phase, reasons = found["run"]["phase"] or "unknown", slow_reasons(found)
     seen = "%s is behind the others in phase %s but works (%d %% of a core)"
-    seen %= (case.name(host), phase, round(100 * cpu_share(found)))
+    seen %= (case.name(host), phase, round(100 * (found["run"]["busy"] or 0.0)))
     return finding("rank-slow", host, seen + (": " + "; ".join(reasons) if reasons else "") + ".")
 
 

@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 
 from .._contract.keeper_states import FAILED, OVER, RESTING, TRAINING
 from .members import Membership
-from .state import AWAY, CRASHED, EMPTY, FINISHED, RUNNING, STOPPED
+from .state import CRASHED, EMPTY, FINISHED, RUNNING
 
 Run = Mapping[str, Any]  # of run_info, with every key of RunState
 UNSEEN: Run = {**EMPTY, "state": None}
@@ -88,11 +88,6 @@ class Seen(NamedTuple):
     def lost_its_keeper(self) -> bool:
         """Whether its keeper is gone without a regular end, so that nothing restarts a rank there."""
         return bool(self.run["membership"]) and self.run["state"] == CRASHED and self.last_word is None
-
-    @property
-    def is_out(self) -> bool:
-        """Whether nothing there takes part any more, although the run did not end there."""
-        return self.run["state"] in (CRASHED, STOPPED, AWAY)
 
     @property
     def rests(self) -> bool:

@@ -26,13 +26,6 @@ ETA_STEPS = 50  # for the time left, including evaluations and saves
 Event = Document  # its kind is always text
 
 
-class Checkpoint(TypedDict):
-    """The last checkpoint."""
-
-    step: Optional[int]
-    path: Optional[str]
-
-
 class RunFigures(TypedDict):
     """A run by its metrics; unknown values are None."""
 
@@ -49,7 +42,6 @@ class RunFigures(TypedDict):
     val_bpb: Optional[float]  # bits per byte of the last evaluation. Only rank 0 has it
     identical: Optional[bool]  # whether all ranks held identical weights when that was compared last
     digest: Optional[str]  # the digest of the weights that was compared last
-    checkpoint: Optional[Checkpoint]  # step and path of the last checkpoint
     end_reason: Optional[str]  # what the trainer wrote as the reason of its end
     end_error: Optional[str]  # what the trainer wrote as its error
     end_cause: Optional[str]  # why it ended, as a code of the trainer's (`docs/architecture.md` lists them)
@@ -210,7 +202,7 @@ def describe_events(events: List[Event]) -> RunFigures:
     found = [event.get("identical") for event in measured if event["kind"] in ("digest", "end")]
     compared = [one for one in found if isinstance(one, bool)]
     last: Event = steps[-1] if steps else {}
-    saved, blames = _last(events, "checkpoint"), end.get("blames")
+    blames = end.get("blames")
     figures = {
         "rank": whole(start, "rank"),
         "world": whole(start, "world"),
@@ -228,7 +220,6 @@ def describe_events(events: List[Event]) -> RunFigures:
         # Weights that differed once are no model, whatever later comparisons say.
         "identical": all(compared) if compared else None,
         "digest": text(_last(measured, "digest"), "digest"),
-        "checkpoint": {"step": whole(saved, "step"), "path": text(saved, "path")} if saved else None,
         "end_reason": text(end, "reason"),
         "end_error": text(end, "error"),
         "end_cause": text(end, "cause"),

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from typing import Any, Callable, Iterator, List, NamedTuple, Set, TypedDict
+from typing import Any, Callable, Iterator, List, NamedTuple, Set
 
 from .._contract.document import words
 from .._contract.run_folder import (
@@ -77,17 +77,8 @@ def _sort(found: PurgePlan, paths: List[str], is_ours: Callable[[str], Any]) -> 
         (found.remove if is_ours(path) else found.stay).append(path)
 
 
-class Purged(TypedDict):
-    """The paths that were (or would be) removed, in brief what they are, and those kept because they are not ours."""
-
-    changed: bool
-    removed: List[str]
-    brief: str
-    stayed: List[str]
-
-
-def purge(base: str, run: str, everything: bool, dry: bool, end_sessions: Callable[[List[str]], None]) -> Purged:
-    """Remove what `plan_purge` found.
+def purge(base: str, run: str, everything: bool, dry: bool, end_sessions: Callable[[List[str]], None]) -> PurgePlan:
+    """Remove what `plan_purge` found, and return it.
 
     end_sessions: ends the tmux sessions of these folders, which show how their runs ended.
     """
@@ -100,13 +91,7 @@ def purge(base: str, run: str, everything: bool, dry: bool, end_sessions: Callab
             _drop_empty(os.path.join(base, parent), deep=parent in BROUGHT)
     # Other files in the trainer's folders stay, and so do the folders.
     left = [os.path.join(base, name) for name in BROUGHT if everything and not dry]
-    stay = [*found.stay, *(path for path in left if os.path.isdir(path))]
-    return {
-        "changed": bool(found.remove),
-        "removed": found.remove,
-        "brief": in_brief(base, found.remove),
-        "stayed": stay,
-    }
+    return PurgePlan(found.remove, [*found.stay, *(path for path in left if os.path.isdir(path))])
 
 
 def in_brief(base: str, paths: List[str]) -> str:

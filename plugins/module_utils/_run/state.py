@@ -281,7 +281,7 @@ def _session_figures(events: List[Event], session: Document) -> RunFigures:
     figures = describe_events(events)
     started, updated = finite(session.get("started")), figures["updated"]
     if started is not None and updated is not None and updated < started:
-        kept = ("first_loss", "loss", "diverged", "val_bpb", "checkpoint", "attempts", "updated", "rank", "world")
+        kept = ("first_loss", "loss", "diverged", "val_bpb", "attempts", "updated", "rank", "world")
         earlier = {name: value for name, value in figures.items() if name in kept}
         figures = cast(RunFigures, {**describe_events([]), **earlier})
     return figures

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -60,13 +59,12 @@ def changed_rows_lines(seen: Sequence[Seen]) -> List[str]:
 
 
 def checkpoint_lines(seen: Sequence[Seen]) -> List[str]:
-    """Where the checkpoints are; hosts with the same path share a line."""
+    """Where the newest checkpoints are; hosts with the same folder share a line."""
     places: Dict[Tuple[int, str], List[str]] = {}
     for one in seen:
-        found = one.run["checkpoint"]
-        if found and found["path"]:
-            places.setdefault((found["step"], os.path.dirname(found["path"])), []).append(one.host)
-    return ["checkpoint of step %s on %s: %s" % (step, named(hosts), path) for (step, path), hosts in places.items()]
+        if one.run["saved"] is not None:
+            places.setdefault((one.run["saved"], one.run["run_dir"]), []).append(one.host)
+    return ["checkpoint of step %s on %s in %s" % (step, named(hosts), path) for (step, path), hosts in places.items()]
 
 
 # -- columns ------------------------------------------------------------------------------------------------------------
@@ -87,15 +85,6 @@ def _steps(one: Seen) -> str:
     return "%s/%s" % (one.run["done"], one.run["steps"]) if one.run["steps"] else str(one.run["done"] or DASH)
 
 
-def _saved(one: Seen) -> str:
-    saved = one.run["checkpoint"]
-    return "step %s" % saved["step"] if saved and saved["step"] is not None else DASH
-
-
-def _left(one: Seen) -> str:
-    return DASH if one.run["state"] != RUNNING or one.mark else seconds_text(one.run["eta_seconds"])
-
-
 # A column's head, and its cell of a host.
 COLUMNS: Sequence[Tuple[str, Callable[[Seen], str]]] = (
     ("host", lambda one: one.host),
@@ -109,8 +98,7 @@ COLUMNS: Sequence[Tuple[str, Callable[[Seen], str]]] = (
     ("mean tok/s", lambda one: speed_text(one.run["tokens_per_second_mean"])),
     ("waited", lambda one: share_text(one.run["wait_share"])),
     ("memory", lambda one: bytes_text(one.run["memory_bytes"])),
-    ("checkpoint", _saved),
-    ("left", _left),
+    ("checkpoint", lambda one: DASH if one.run["saved"] is None else "step %s" % one.run["saved"]),
 )
 
 

@@ -114,13 +114,12 @@ def _trained(events: List[Event]) -> List[List[float]]:
 def hosts_over_time(run: CollectedRun, until: float) -> List[Dict[str, Any]]:
     """For each host when it trained, and when not: with the reason if it was away, with none if it waited."""
     found = []
-    for rank in [*run.ranks, *run.former]:
+    for rank in run.ranks:
         away = [
             (one["left"], one["back"] or until, one["why"] or "away")
             for one in _absences(run)
             if one["host"] == rank.host
         ]
-        away += [(0.0, until, "no longer in the plan")] if rank in run.former else []
         spans, gaps = _trained(rank.files.events), []
         for (dummy, left), (back, dummy) in zip(spans, [*spans[1:], [until, until]]):
             if back - left >= PAUSE_SECONDS:

@@ -82,7 +82,7 @@ class WatchedRun(NamedTuple):
             return not waiting
         grace = max(one.run["membership"]["grace"] for one in waiting)
         gone = [one for one in seen if one not in waiting]
-        dead = any(one.is_out or one.run["state"] in (ABSENT, PREPARED) for one in gone)
+        dead = any(one.run["state"] in (CRASHED, STOPPED, AWAY, ABSENT, PREPARED) for one in gone)
         after = LOST_SECONDS if gone else self.health.limits.timeout + grace
         return min(map(_stepless, waiting)) > (max(MISSING_GRACE, START_GRACE + 2 * grace) if dead else after)
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -103,15 +102,10 @@ def print_results(how: str, evidence: PreflightEvidence, document: Mapping[str, 
             "" if told else "\n".join(map(finding_text, document["findings"])) or "Preflight found no problems.",
         ]
         if document["prediction"]:
-            parts.append(fitted(prediction_text(evidence.plan, document["prediction"])))
+            parts.append(prediction_text(evidence.plan, document["prediction"]))
         text = "\n\n".join(part for part in parts if part)
         if text:
             display.display(printable(text) + "\n")
-
-
-def fitted(text: str) -> str:
-    """Its lines, two columns shorter than 80, since the display indents them."""
-    return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, 78, subsequent_indent="    "))
 
 
 def gather(call: Call, plan: Plan, seen: Seen, circumstances: Mapping[str, Any]) -> PreflightEvidence:
