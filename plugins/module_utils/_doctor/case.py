@@ -40,8 +40,10 @@ def answer_of(result: Any) -> Answer:
         except InvalidHostData as why:
             return Answer(None, "sent an invalid answer: %s" % why)
     told = result or {"msg": "the host was not contacted"}
+    if told.get("timedout"):
+        return Answer(None, "did not answer within %s s" % told["timedout"].get("period", "some"), True)
     said = (plain_reason(str(told.get("msg") or "")).splitlines() or ["no reason was given"])[0]
-    is_silent = bool(told.get("unreachable") or told.get("timedout"))
+    is_silent = bool(told.get("unreachable"))
     return Answer(None, "%s: %s" % ("cannot be reached" if is_silent else "could not be examined", said), is_silent)
 
 
@@ -85,9 +87,8 @@ class Case:
         return next((host for host, one in self.ranks.items() if one == rank), None)
 
     def leader(self) -> str:
-        """The master if it answered, or else the first host that did."""
-        master = self.plan["master"]["host"]
-        return master if master in self.known else min(self.known)
+        """The host of the lowest rank that answered."""
+        return next(iter(self.known))
 
     def name(self, host: str) -> str:
         return "rank %d (%s)" % (self.rank(host), host)

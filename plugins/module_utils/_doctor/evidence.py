@@ -45,6 +45,7 @@ class RankProcess(TypedDict):
     state: str
     waits_for_core: Optional[float]
     memory_bytes: int
+    swapped_bytes: Optional[int]
     waits_in: Optional[str]
 
 
@@ -77,10 +78,11 @@ class RankEvidence(TypedDict):
     rank: int
     run: RunState
     process: Optional[RankProcess]
-    stacks: Dict[str, List[str]]  # of the trainer's threads; empty if it did not answer
+    stacks: Optional[Dict[str, List[str]]]  # of the trainer's threads
     links: Dict[str, str]  # whether packets come back, for each other host
     system: System
     others: List[OtherProcess]
+    kernel: List[str]  # its messages about lack of memory since the run began
     oom_kills_before: Optional[int]  # at the rank's last heartbeat
 
 
@@ -119,7 +121,7 @@ def works(found: RankEvidence) -> bool:
 
 def innermost_frame(found: RankEvidence) -> str:
     """The innermost line of the main thread's stack."""
-    frames = found["stacks"].get("MainThread")
+    frames = (found["stacks"] or {}).get("MainThread")
     return frames[-1] if frames else ""
 
 
@@ -127,22 +129,14 @@ def slow_reasons(found: RankEvidence) -> List[str]:
     """Why a rank may be slow, as far as its host shows."""
     system, process = found["system"], process_of(found)
     reasons = []
+    if (process.get("swapped_bytes") or 0) > 256 * 2**20:
+        reasons.append("it is swapping (%s swapped out)" % bytes_text(process["swapped_bytes"]))
     others, late = found["others"], (process.get("waits_for_core") or 0.0)
     taken = sum(one["cpu_share"] for one in others)
     # A rank that neither uses a core nor waits for one is not slowed by who does.
-    wants_core = works(found) or process.get("waits_for_core") is None
-    if others and (late > LATE or (wants_core and taken + max(found["run"]["busy"] or 0.0, 1.0) > (system["cpus"]))):
-        first = others[0]
-        told = "pid %d of %s (%s) takes %.1f cores" % (
-            first["pid"],
-            first["user"],
-            first["command"],
-            first["cpu_share"],
-        )
-        reasons.append(
-            told + (", and waits for a core %d %% of the time" % min(100, round(100 * late)) if late > LATE else "")
-        )
-    elif late > 2 * LATE:
+    if others and (late > LATE or (works(found) and taken + max(found["run"]["busy"] or 0.0, 1.0) > system["cpus"])):
+        reasons.append("pid %(pid)d of %(user)s (%(command)s) takes %(cpu_share).1f cores" % others[0])
+    if late > (LATE if others else 2 * LATE):
         reasons.append("it waits for a core %d %% of the time" % min(100, round(100 * late)))
     return reasons + host_reasons(system)
 
@@ -221,6 +215,6 @@ def was_killed(found: RankEvidence) -> bool:
 
 
 def out_of_memory(found: RankEvidence) -> bool:
-    """The kernel's count of OOM kills grew since the rank's last heartbeat."""
+    """The kernel reports it, or its count of OOM kills grew since the rank's last heartbeat."""
     before, now = found["oom_kills_before"], found["system"]["oom_kills"]
-    return before is not None and now is not None and now > before
+    return bool(found["kernel"]) or (before is not None and now is not None and now > before)

@@ -17,10 +17,10 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .._contract.document import Document, section, whole, words
-from .._kit import processes
+from .._kit import bare, processes
 from .._kit.files import free_bytes, read_object, read_text
 from .._run.polling import busy_share, core_seconds, read_effort
 from .._run.state import read_run
@@ -56,6 +56,7 @@ def doctor_info(
             "links": reach_all(peers, probe_port),
             "system": system_facts(run_dir, first, second),
             "others": busiest(first, second, rank_pids(run_dir, pid, table)),
+            "kernel": kernel_words(bare.tool, state["started"]),
             "oom_kills_before": whole(heartbeat, "oom_kills"),
         }
     }
@@ -119,13 +120,14 @@ def process_facts(pid: Optional[int], first: Counters, second: Counters) -> Opti
         "pid": pid,
         "state": one.state,
         "waits_for_core": round(max(0.0, second.delay - first.delay) / seconds, 3),
-        "memory_bytes": _memory(pid),
+        "memory_bytes": _status_bytes(pid, "VmRSS"),
+        "swapped_bytes": _status_bytes(pid, "VmSwap"),
         "waits_in": read_text("/proc/%d/wchan" % pid).strip(),
     }
 
 
-def _memory(pid: int) -> int:
-    found = re.search(r"^VmRSS:\s+(\d+) kB", read_text("/proc/%d/status" % pid), re.M)
+def _status_bytes(pid: int, name: str) -> int:
+    found = re.search(r"^%s:\s+(\d+) kB" % name, read_text("/proc/%d/status" % pid), re.M)
     return int(found.group(1)) * 1024 if found else 0
 
 
@@ -234,3 +236,17 @@ def busiest(first: Counters, second: Counters, own: Set[int]) -> List[OtherProce
         if one is not None:
             found.append({"pid": pid, "user": one.user, "command": one.name, "cpu_share": round(share, 2)})
     return found[:3]
+
+
+def kernel_words(run: Callable[[List[str]], Tuple[int, str, str]], started: Optional[float]) -> List[str]:
+    """The kernel's messages about OOM kills since the run started, if this user may read them."""
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started or 0))
+    for argv in (
+        ["dmesg", "--time-format", "iso"],
+        ["journalctl", "-k", "-q", "--no-pager", "-n", "2000", "-o", "short-iso"],
+    ):
+        code, out, dummy = run(argv)
+        if code == 0:
+            found = [line[:300] for line in out.splitlines() if line >= since]
+            return [line for line in found if re.search(r"out of memory|oom-kill|Killed process", line, re.I)][-5:]
+    return []

@@ -22,7 +22,6 @@ from .._run.sentences import apart_text, history, reason
 from .._run.state import AWAY, CRASHED, FINISHED, RUNNING, STOPPED
 from .case import Case
 from .evidence import (
-    RankEvidence,
     error_of,
     innermost_frame,
     lines_of,
@@ -34,7 +33,6 @@ from .evidence import (
 )
 
 PASSES = ("open", "refused")  # answers of a peer that prove a two-way path
-LOST_PACKETS = ("timeout", "no route")
 
 
 class Diagnosis(TypedDict):
@@ -79,12 +77,8 @@ def of_keepers(case: Case) -> Optional[Finding]:
     away = [host for host in case.answers if host not in members]
     if not away:
         return None
-    seen = "%s %s on without %s: %s." % (
-        " and ".join(map(case.name, sorted(members, key=case.rank))),
-        "go" if len(members) > 1 else "goes",
-        " and ".join(map(case.name, away)),
-        "; ".join("%s %s" % (host, absence(case, host)) for host in away),
-    )
+    why = "; ".join("%s %s" % (host, absence(case, host)) for host in away)
+    seen = "The run goes on without %s: %s." % (" and ".join(map(case.name, away)), why)
     return finding("rank-away", away[0], seen)
 
 
@@ -128,9 +122,6 @@ def silent(case: Case) -> Optional[Finding]:
     if not gone or over or (case.own_deaths() and not case.stalled):
         return None
     seen = case.without_answer(gone)
-    dark = [host for host, found in case.known.items() if found["links"].get(gone[0]) in LOST_PACKETS]
-    if dark:
-        seen += ", nor does %s get an answer from it" % dark[0]
     running, alone = case.in_state(RUNNING), case.in_state(CRASHED)
     if alone:
         error = error_of(case.known[alone[0]]) or "no output"
@@ -205,7 +196,7 @@ def cause_of(case: Case, host: str) -> Finding:
         "rank-killed": "was killed by signal 9 (SIGKILL)",
         "rank-vanished": "disappeared without an exit status",
     }.get(code, ended)
-    words = "" if was_killed(found) else error_of(found)
+    words = (found["kernel"] or [""])[-1] if was_killed(found) else error_of(found)
     return finding(code, host, "%s %s%s%s" % (case.name(host), what, at, ": " + words if words else "."))
 
 
@@ -244,7 +235,8 @@ def cut(case: Case) -> Optional[Finding]:
     """A link that loses packets, as the active probe shows."""
     for host, found in case.known.items():
         nic = next((node.get("nic") for node in case.plan["nodes"] if node["host"] == host), None)
-        if nic_down(found, nic):
+        nics = found["system"]["nics"] or {}
+        if nics and nic and nics.get(nic, "down") in ("down", "lowerlayerdown", "notpresent"):
             return finding("link-cut", host, "The network interface %s of %s is down." % (nic, host))
     broken = [
         (host, peer, how)
@@ -262,14 +254,6 @@ def cut(case: Case) -> Optional[Finding]:
     if peer not in case.known:
         way = "and %s cannot be contacted" % peer
     return finding("link-cut", host, "%s gets no answer from %s (%s), %s." % (host, peer, how, way), peer=peer)
-
-
-def nic_down(found: RankEvidence, nic: Optional[str]) -> bool:
-    """Whether the plan's network interface is down or gone."""
-    nics = found["system"]["nics"] or {}
-    if not nics or not nic:
-        return False
-    return nic not in nics or nics[nic] in ("down", "lowerlayerdown", "notpresent")
 
 
 def behind(case: Case) -> Optional[Finding]:
@@ -343,16 +327,11 @@ def stuck(case: Case) -> Optional[Finding]:
     known = case.known
     if any(map(works, known.values())):
         return None
-    host = case.leader()
-    if all(found["run"]["phase"] is None for found in known.values()):
-        seen = "No rank got past the rendezvous at %s:%s." % (
-            case.plan["master"].get("address"),
-            case.plan["master"]["port"],
-        )
-        return finding("rank-stuck", host, seen)
-    phases = ", ".join("%s in %s" % (case.name(one), found["run"]["phase"]) for one, found in sorted(known.items()))
-    seen = "All ranks wait in the same collective and the links between them are open: %s." % phases
-    return finding("rank-stuck", host, seen)
+    phases = ", ".join(
+        "%s in %s" % (case.name(one), found["run"]["phase"] or "the rendezvous") for one, found in sorted(known.items())
+    )
+    seen = "All ranks wait for each other and the links between them are open: %s." % phases
+    return finding("rank-stuck", case.leader(), seen)
 
 
 # In order of certainty.

@@ -35,11 +35,11 @@ def run_folder(
     the keepers of this start prove to each other that they know; without it a keeper that was there is taken away.
     """
     if state == "ready":
-        return {**make_ready(path, plan, fresh, check, training)}
+        return make_ready(path, plan, fresh, check, training)
     setup = None
     if plan.get("keeper") and keeper_secret:
         setup = KeeperSetup(host, keeper_secret, host_code.program(keeper.__name__, "main", path))
-    return {**prepare(path, plan, fresh, check, setup, training)}
+    return prepare(path, plan, fresh, check, setup, training)
 
 
 def keeper_request(run_dir: str, leave: bool, join: bool = False, check: bool = False) -> Dict[str, object]:

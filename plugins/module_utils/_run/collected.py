@@ -60,6 +60,7 @@ class CollectedRun(NamedTuple):
     ranks: List[CollectedRank]
     rehearsal: Document  # the last one's findings and prediction
     problems: Sequence[str] = ()  # sentences about what was left out of its hosts' files
+    former: Sequence[CollectedRank] = ()  # of hosts that are no longer in the plan
 
     @property
     def health(self) -> Health:
@@ -150,4 +151,5 @@ def load_run(path: str) -> CollectedRun:
         raise ReportError("No folder below %s has metrics or a session; collect the run first." % path)
     name, rehearsal = os.path.basename(path.rstrip("/")), read_object(os.path.join(path, "rehearsal.json"))
     ranks.sort(key=lambda one: (one.files.rank, one.host))
-    return CollectedRun(name, plan, ranks, rehearsal, problems)
+    former = [rank for rank in loaded if is_planned and rank.host not in planned]
+    return CollectedRun(name, plan, ranks, rehearsal, problems, former)

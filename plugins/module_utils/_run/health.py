@@ -59,7 +59,6 @@ class Seen(NamedTuple):
     without_cpu: float = math.inf  # seconds since its rank last used CPU; infinite if unknown
     ended: float = 0.0  # seconds since its end was first seen
     verdict: Optional[str] = None  # the final one
-    sentence: Optional[str] = None
     problem: Optional[str] = None  # why there is no answer
     newest_run: Optional[str] = None  # the host's, which may be another one
     mark: Optional[str] = None  # STALLED or NO_HEARTBEAT, from Health.marks

@@ -46,8 +46,6 @@ class RunFigures(TypedDict):
     end_error: Optional[str]  # what the trainer wrote as its error
     end_cause: Optional[str]  # why it ended, as a code of the trainer's (`docs/architecture.md` lists them)
     end_blames: Optional[List[int]]  # the ranks at fault for the end, as far as is known
-    attempts: int  # how many times the run was started
-    resumed_from: Optional[int]  # the step that the newest attempt resumed from
     notices: List[str]  # what the user should know of the newest attempt's start
     epoch: Optional[int]  # the last step's, counted from 1: how many times it had begun to read the data
     pace_seconds: Optional[float]  # seconds by the clock from one step to the next, evaluations and saves included
@@ -193,7 +191,7 @@ def positive(value: Any) -> Optional[int]:
 
 def describe_events(events: List[Event]) -> RunFigures:
     """A run's description from its metrics; current values come from the newest attempt."""
-    attempts, attempt = newest_attempt(events)
+    attempt = newest_attempt(events)[1]
     all_steps, steps = _steps(events), _steps(attempt)
     start, end = _last(attempt, "start"), _last(attempt, "end")
     resumed = whole(start, "resumed_from")
@@ -224,8 +222,6 @@ def describe_events(events: List[Event]) -> RunFigures:
         "end_error": text(end, "error"),
         "end_cause": text(end, "cause"),
         "end_blames": [one for one in blames if isinstance(one, int)] if isinstance(blames, list) else None,
-        "attempts": attempts,
-        "resumed_from": resumed,
         "notices": words(start, "notices"),
         "epoch": whole(last, "epoch"),
         "pace_seconds": _pace(steps),

@@ -78,7 +78,7 @@ def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-SUMMARY = "rank done steps val_bpb first_loss loss tokens_per_second_mean wait_seconds wait_share bytes_sent memory_bytes rows attempts"
+SUMMARY = "rank done steps val_bpb first_loss loss tokens_per_second_mean wait_seconds wait_share bytes_sent memory_bytes rows"
 
 
 def summary(rank: CollectedRank) -> PageData:

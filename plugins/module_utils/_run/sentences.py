@@ -48,16 +48,6 @@ def state_text(one: Seen) -> str:
     return str(state) if still is None else "no step %s%s" % (since_text(still), phase)
 
 
-def away_since(health: Health, host: str) -> str:
-    """Since when and which step the others train without a host; empty if unknown."""
-    records = [one.run["membership"] for other, one in health.seen.items() if other != host and one.run["membership"]]
-    open_ends = [away for one in records for away in one["away"] if away["host"] == host and away["back"] is None]
-    if not open_ends:
-        return ""
-    last = max(open_ends, key=lambda away: float(away["left"]))
-    return "since %s%s" % (clock_text(last["left"]), "" if last["step"] is None else ", step %d" % last["step"])
-
-
 def reason(health: Health, host: str) -> str:
     """Why a host does not train with the others, to follow its name; empty if it trains or has no keeper."""
     one = health.seen[host]
@@ -135,6 +125,10 @@ def membership_lines(health: Health) -> List[str]:
     first, failed = health.gave_up(), [host for host, one in health.seen.items() if one.last_word == FAILED]
     if first is not None:
         texts.append("%s gave up: %s" % (named(failed), health.seen[first].run["error"]))
+    for host, one in health.seen.items():
+        if one.run["revived"] and one.keeper:
+            told = (host, plural(one.run["revived"], "time"), one.run["died_of"])
+            texts.append("the keeper of %s was restarted %s; it last died of %s" % told)
     reasons = {host: reason(health, host) for host in health.seen if host not in failed}
     return [*texts, *("%s%s %s" % (host, ":" * health.seen[host].rests, why) for host, why in reasons.items() if why)]
 

@@ -63,6 +63,8 @@ class RunState(RunFigures):
     ended: Optional[float]  # when it ended
     error: Optional[str]  # why it crashed, in one sentence
     cause: Optional[str]  # why it was stopped or is away, as far as is known
+    revived: Optional[int]  # how many times the job was started again in this session after it had died
+    died_of: Optional[str]  # what it died of last
     membership: Optional[Membership]  # by the keeper of this session: its last word
     last_lines: List[str]  # the last lines of the log
     log: Optional[str]  # path of the rank's log
@@ -252,6 +254,8 @@ def describe(records: Records, alive: bool) -> RunState:
         "ended": finite(session.get("ended")),
         "error": error_text(state, session, figures, records.lines, keeper),
         "cause": cause_text(state, session, keeper),
+        "revived": whole(session, "revived"),
+        "died_of": text(session, "died_of"),
         "membership": keeper,
         "last_lines": records.lines,
         "log": records.log,
@@ -281,7 +285,7 @@ def _session_figures(events: List[Event], session: Document) -> RunFigures:
     figures = describe_events(events)
     started, updated = finite(session.get("started")), figures["updated"]
     if started is not None and updated is not None and updated < started:
-        kept = ("first_loss", "loss", "diverged", "val_bpb", "attempts", "updated", "rank", "world")
+        kept = ("first_loss", "loss", "diverged", "val_bpb", "updated", "rank", "world")
         earlier = {name: value for name, value in figures.items() if name in kept}
         figures = cast(RunFigures, {**describe_events([]), **earlier})
     return figures

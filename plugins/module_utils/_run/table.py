@@ -41,8 +41,6 @@ def identical_text(health: Health) -> str:
     on_ranks, found = "on both ranks" if ranks == 2 else "on all %d ranks" % ranks, is_identical(health)
     if found is False:
         return "weights NOT identical %s: the ranks diverged" % on_ranks
-    if ranks == 1:
-        return "only one rank, nothing to compare"
     if found is None:
         return "weights not compared %s" % on_ranks
     return "weights identical %s%s" % (on_ranks, " (digest %s)" % digest[:16] if digest else "")
@@ -85,6 +83,11 @@ def _steps(one: Seen) -> str:
     return "%s/%s" % (one.run["done"], one.run["steps"]) if one.run["steps"] else str(one.run["done"] or DASH)
 
 
+def _waited(one: Seen) -> str:
+    waited, share = seconds_text(one.run["wait_seconds"]), one.run["wait_share"]
+    return waited if share is None else "%s (%s)" % (waited, share_text(share))
+
+
 # A column's head, and its cell of a host.
 COLUMNS: Sequence[Tuple[str, Callable[[Seen], str]]] = (
     ("host", lambda one: one.host),
@@ -92,11 +95,12 @@ COLUMNS: Sequence[Tuple[str, Callable[[Seen], str]]] = (
     ("state", lambda one: one.verdict or ("no answer" if one.silent else state_text(one))),
     ("step", _steps),
     ("rows", lambda one: DASH if one.run["rows"] is None else str(one.run["rows"])),
+    ("first loss", lambda one: DASH if one.run["state"] == RUNNING else loss_text(one.run["first_loss"])),
     ("loss", _loss),
     ("val bpb", lambda one: loss_text(one.run["val_bpb"])),
     ("tok/s", _speed_now),
     ("mean tok/s", lambda one: speed_text(one.run["tokens_per_second_mean"])),
-    ("waited", lambda one: share_text(one.run["wait_share"])),
+    ("waited", _waited),
     ("memory", lambda one: bytes_text(one.run["memory_bytes"])),
     ("checkpoint", lambda one: DASH if one.run["saved"] is None else "step %s" % one.run["saved"]),
 )
@@ -129,23 +133,14 @@ def training_number(one: Seen) -> int:
     return one.run["training"]["number"] if one.run["training"] else 0
 
 
-def _other_runs(seen: Sequence[Seen], current: Health) -> List[str]:
-    """Hosts whose newest run is another one, or who hold an older training."""
+def _other_runs(seen: Sequence[Seen]) -> List[str]:
+    """Hosts whose newest run is another one."""
     newer: Dict[str, List[str]] = {}
     for one in seen:
         if one.newest_run and one.newest_run != one.run["run"]:
             newer.setdefault(one.newest_run, []).append(one.host)
-    texts = [
-        "%s: the newest run there is %s (-e ddp_run=%s shows that one)" % (", ".join(hosts), name, name)
-        for name, hosts in newer.items()
-    ]
-    older = "%s: holds an older training of this run, %s; the next start says how to set it aside"
-    for one in seen:
-        if one.host not in current.seen:
-            saved = one.run["saved"]
-            what = "without a checkpoint" if saved is None else "with checkpoints up to step %d" % saved
-            texts.append(older % (one.host, what))
-    return texts
+    told = "%s: the newest run there is %s (-e ddp_run=%s shows that one)"
+    return [told % (named(hosts), name, name) for name, hosts in newer.items()]
 
 
 def _headline(seen: Sequence[Seen], current: Health) -> str:
@@ -173,14 +168,16 @@ def status_screen(seen: Sequence[Seen], width: int = 0) -> str:
     marks = current.marks()
     rows = [one._replace(mark=marks.get(one.host)) for one in Health(seen).by_rank()]
     runs = [one.run for one in hosts]
-    lines = [*ended_lines(runs), *start_lines(runs), *_other_runs(rows, current)]
+    older = "%s: holds an older training of this run; the next start says how to set it aside"
+    lines = [*ended_lines(runs), *start_lines(runs), *_other_runs(rows)]
+    lines += [older % one.host for one in rows if one.host not in current.seen]
     lines += [*changed_rows_lines(hosts), *membership_lines(current)]
     slow = None if marks or len(current.parts) > 1 else current.slowest()
     if slow is not None:
         lines.append("slow one: %s (it waits least, so the others wait for it)" % slow)
     is_over = all(run["state"] != RUNNING for run in runs) and any(run["step"] is not None for run in runs)
-    if is_over or any(run["identical"] is False for run in runs):
-        stayed = Health(one for one in hosts if AWAY not in (one.verdict, one.run["state"]))
+    stayed = Health(one for one in hosts if AWAY not in (one.verdict, one.run["state"]))
+    if (is_over and stayed.first_known("world") != 1) or any(run["identical"] is False for run in runs):
         lines.append(identical_text(stayed))
     lines += checkpoint_lines(hosts) if is_over else []
     if not any(one.verdict for one in rows):

@@ -1,13 +1,15 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run's events in chronological order: starts, restarts, new shares, hosts leaving and returning, ends."""
+"""A run's events in chronological order: starts, restarts, checkpoints, new shares, hosts leaving and returning, ends."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
+from .._contract.document import items
 from .._contract.keeper_states import FAILED, OVER
+from .._kit.words import bytes_text, seconds_text
 from .collected import CollectedRank, CollectedRun
 from .members import Absence, steps_repeated
 from .metrics import Event, finite
@@ -28,11 +30,21 @@ class Happening(NamedTuple):
 
 
 def happenings(run: CollectedRun) -> List[Dict[str, Any]]:
-    """Starts, restarts, new shares, differing weights, absences and ends, in chronological order."""
-    found = [event for rank in run.ranks for event in (*_of_rank(rank), *_of_keeper(rank))]
-    found += _of_absences(run)
+    """Starts, restarts, checkpoints, differing weights, absences, ends and findings, in chronological order."""
+    found = [event for rank in run.ranks for event in (*_of_rank(rank), *_saves(rank), *_of_keeper(rank))]
+    found += [*_of_absences(run), *_of_findings(run)]
     found.sort(key=lambda item: (item.time is not None, item.time or 0.0, item.host))
     return [event._asdict() for event in found]
+
+
+def _saves(rank: CollectedRank) -> Iterator[Happening]:
+    """All checkpoints of a rank in one line, at the time of the last."""
+    found = [event for event in rank.files.events if event["kind"] == "checkpoint"]
+    if found:
+        last, took = found[-1], finite(found[-1].get("seconds"))
+        text = "checkpoint, " if len(found) == 1 else "%d checkpoints; the last: " % len(found)
+        text += bytes_text(finite(last.get("bytes"))) + (" in " + seconds_text(took) if took else "")
+        yield Happening(finite(last.get("time")), rank.host, text, step=last.get("step"))
 
 
 def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
@@ -44,10 +56,10 @@ def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
         if kind == "start":
             starts, resumed = starts + 1, event.get("resumed_from")
             is_first = starts == 1 and resumed is None
-            again = steps_repeated(events[: index + 1]) - repeated
-            repeated += again
             text = "started" if is_first else "started again"
             text += " from step %s" % resumed if resumed is not None else ""
+            again = steps_repeated(events[: index + 1]) - repeated
+            repeated += again
             text += "; %d steps are repeated" % again if again else ""
             mark = "" if is_first else "start"
         elif kind == "shares" and rank.files.rank == 0:
@@ -65,12 +77,17 @@ def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
 
 def _new_shares(event: Event) -> str:
     """The ranks' rows per step changed."""
-    rows, before, speeds = (
-        found if isinstance(found, list) else [] for found in map(event.get, ("rows", "before", "speeds"))
-    )
-    shares = ", ".join("%.0f" % (100 * one) for one in speeds if finite(one) is not None)
-    why = ", following their shares of the speed: %s %%" % shares if shares else ""
-    return "the ranks now take %s rows (before: %s)%s" % (", ".join(map(str, rows)), ", ".join(map(str, before)), why)
+    rows, before = (found if isinstance(found, list) else [] for found in map(event.get, ("rows", "before")))
+    return "the ranks now take %s rows (before: %s)" % (", ".join(map(str, rows)), ", ".join(map(str, before)))
+
+
+def _of_findings(run: CollectedRun) -> Iterator[Happening]:
+    """Findings of the last rehearsal, each once; it records no times."""
+    found = [
+        Happening(None, str(one.get("host")), "%(code)s: %(seen)s" % one, str(one["severity"]))
+        for one in items(run.rehearsal, "findings")
+    ]
+    yield from dict.fromkeys(found)
 
 
 def _absences(run: CollectedRun) -> List[Absence]:
@@ -114,12 +131,13 @@ def _trained(events: List[Event]) -> List[List[float]]:
 def hosts_over_time(run: CollectedRun, until: float) -> List[Dict[str, Any]]:
     """For each host when it trained, and when not: with the reason if it was away, with none if it waited."""
     found = []
-    for rank in run.ranks:
+    for rank in [*run.ranks, *run.former]:
         away = [
             (one["left"], one["back"] or until, one["why"] or "away")
             for one in _absences(run)
             if one["host"] == rank.host
         ]
+        away += [(0.0, until, "no longer in the plan")] if rank in run.former else []
         spans, gaps = _trained(rank.files.events), []
         for (dummy, left), (back, dummy) in zip(spans, [*spans[1:], [until, until]]):
             if back - left >= PAUSE_SECONDS:

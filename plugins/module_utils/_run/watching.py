@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, Mapping, NamedTuple, Optional
 
 from .health import AWAY_SECONDS, LOST, STALLED, UNSEEN, Health, Run, Seen, StallLimits, has_no_heartbeat
-from .sentences import away_since, reason
+from .sentences import reason
 from .state import ABSENT, AWAY, CRASHED, ENDED, FINISHED, PREPARED, RUNNING, STOPPED
 
 ORPHANED = "orphaned"
@@ -48,7 +48,8 @@ class WatchedRun(NamedTuple):
         near = own.keeper is not None and own.silent <= AWAY_SECONDS
         if self.known.others_finished(host) or (self.first_step and STARTED in overs):
             # A keeper that hears of the end follows within seconds.
-            return None if near and _stepless(own) <= MISSING_GRACE else WatchVerdict(AWAY, self._away(host))
+            follows = near and _stepless(own) <= MISSING_GRACE
+            return None if follows else WatchVerdict(AWAY, "was away while the others trained")
         if own.keeper or any(other != host for other in self.known.keepers):
             if self.known.parts or not self._waited_too_long():
                 return None
@@ -85,13 +86,6 @@ class WatchedRun(NamedTuple):
         dead = any(one.run["state"] in (CRASHED, STOPPED, AWAY, ABSENT, PREPARED) for one in gone)
         after = LOST_SECONDS if gone else self.health.limits.timeout + grace
         return min(map(_stepless, waiting)) > (max(MISSING_GRACE, START_GRACE + 2 * grace) if dead else after)
-
-    def _away(self, host: str) -> str:
-        """When the run continued or finished without this host, as text."""
-        since, why = away_since(self.known, host), reason(self.known, host)
-        others = "finished" if self.known.others_finished(host) else "trained"
-        text = "was away%s while the others %s" % (" " + since if since else "", others)
-        return "%s (%s)" % (text, why) if why else text
 
     def _stalled(self, own: Seen) -> Optional[WatchVerdict]:
         """The run stalls as a whole, so all hosts get the verdict of the first."""

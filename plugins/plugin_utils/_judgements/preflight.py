@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -102,10 +103,15 @@ def print_results(how: str, evidence: PreflightEvidence, document: Mapping[str, 
             "" if told else "\n".join(map(finding_text, document["findings"])) or "Preflight found no problems.",
         ]
         if document["prediction"]:
-            parts.append(prediction_text(evidence.plan, document["prediction"]))
+            parts.append(fitted(prediction_text(evidence.plan, document["prediction"])))
         text = "\n\n".join(part for part in parts if part)
         if text:
             display.display(printable(text) + "\n")
+
+
+def fitted(text: str) -> str:
+    """Its lines, two columns shorter than 80, since the display indents them."""
+    return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, 78, subsequent_indent="    "))
 
 
 def gather(call: Call, plan: Plan, seen: Seen, circumstances: Mapping[str, Any]) -> PreflightEvidence:
@@ -144,16 +150,9 @@ def missing(seen: Seen) -> list[Finding]:
 
 
 def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> HostTries:
-    """A host's results of start_responder and peer_check; what has none is that host's error."""
-    failed = [
-        str(one["msg"]) for key, one in (("is_held", answering), ("links", links)) if "msg" in one and key not in one
-    ]
-    error = answering.get("error") or next(iter(failed), "")
-    return {
-        "is_held": bool(answering.get("is_held")),
-        "links": links.get("links") or [],
-        "error": error,
-    }
+    """A host's results of start_responder and peer_check, and the error of the first that failed."""
+    failed = (str(one[key]) for one in (answering, links) for key in ("error", "msg") if one.get(key))
+    return {"is_held": bool(answering.get("is_held")), "links": links.get("links") or [], "error": next(failed, "")}
 
 
 def measured_on(seen: Seen) -> dict[str, Mapping[str, Any]]:

@@ -5,7 +5,6 @@
   const data = JSON.parse(document.getElementById('data').textContent);
   const byId = (id) => document.getElementById(id);
   const known = (value) => value !== null && value !== undefined;
-  const SVG = 'http://www.w3.org/2000/svg';
   const PARTS = [
     ['forward_backward_seconds', 'forward and backward', 'var(--c0)'],
     ['wait_seconds', 'waiting for other ranks', 'var(--c1)'],
@@ -35,16 +34,11 @@
 
   // -- elements -----------------------------------------------------------------------------------------------------
 
+  const DRAWN = ['svg', 'line', 'path', 'circle', 'text', 'title'];
   const make = (name, attributes = {}, ...children) => {
-    const element = document.createElement(name);
+    const element = DRAWN.includes(name) ? document.createElementNS('http://www.w3.org/2000/svg', name) : document.createElement(name);
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
     element.append(...children.filter(known));
-    return element;
-  };
-  const draw = (name, attributes = {}, text) => {
-    const element = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    if (known(text)) element.textContent = text;
     return element;
   };
   const fillTable = (table, header, rows, numbers = []) => {
@@ -71,14 +65,24 @@
     return found;
   };
 
-  // A line through the known values; where steps are missing, a host was away.
+  // A line through the known values: of the steps in one pixel the lowest and the highest. Where steps are missing, a host was away.
   const pathOf = (one, x, y) => {
-    let path = '', before = null;
+    let path = '', pen = 'M', column = [];
+    const flush = () => {
+      const by = [...column].sort((first, second) => one.y[first] - one.y[second]);
+      for (const at of column.filter((each) => each === by[0] || each === by[by.length - 1])) {
+        path += `${pen}${x(one.x[at]).toFixed(1)} ${y(one.y[at]).toFixed(1)}`;
+        pen = 'L';
+      }
+      column = [];
+    };
     one.x.forEach((step, at) => {
-      const value = one.y[at];
-      if (known(value)) path += `${before !== null && step - before <= (one.gap || Infinity) ? 'L' : 'M'}${x(step).toFixed(1)} ${y(value).toFixed(1)}`;
-      before = known(value) ? step : null;
+      const ends = !known(one.y[at]) || (at && step - one.x[at - 1] > (one.gap || Infinity));
+      if (ends || (column.length && Math.floor(x(step)) !== Math.floor(x(one.x[column[0]])))) flush();
+      if (ends) pen = 'M';
+      if (known(one.y[at])) column.push(at);
     });
+    flush();
     return path;
   };
 
@@ -98,7 +102,7 @@
       if (one.name) legend.append(make('span', {}, make('i', { style: `background:${one.color};opacity:${one.thin ? 0.45 : 1}` }), one.name));
     }
     if (legend.children.length) figure.append(legend);
-    const svg = draw('svg', { role: 'img', 'aria-label': title });
+    const svg = make('svg', { role: 'img', 'aria-label': title });
     figure.append(svg);
     byId(options.more ? 'more' : 'charts').append(figure);
     charts.push({ svg, series: drawn, options });
@@ -119,30 +123,30 @@
     const x = (value) => box.left + (across[1] === across[0] ? inner / 2 : inner * (value - across[0]) / (across[1] - across[0]));
     const y = (value) => box.top + (height - box.top - box.bottom) * (1 - (value - low) / (high - low));
     for (const value of ticks(low, high, 4)) {
-      svg.append(draw('line', { class: 'grid', x1: box.left, x2: width - box.right, y1: y(value), y2: y(value) }));
-      svg.append(draw('text', { x: box.left - 6, y: y(value) + 4, 'text-anchor': 'end' }, (options.tick || options.show)(value)));
+      svg.append(make('line', { class: 'grid', x1: box.left, x2: width - box.right, y1: y(value), y2: y(value) }));
+      svg.append(make('text', { x: box.left - 6, y: y(value) + 4, 'text-anchor': 'end' }, (options.tick || options.show)(value)));
     }
     for (const value of ticks(across[0], across[1], Math.max(2, Math.floor(inner / 75))).filter(Number.isInteger)) {
-      svg.append(draw('text', { x: x(value), y: height - 20, 'text-anchor': 'middle' }, number(value, 0)));
+      svg.append(make('text', { x: x(value), y: height - 20, 'text-anchor': 'middle' }, number(value, 0)));
     }
-    svg.append(draw('text', { x: box.left + inner / 2, y: height - 5, 'text-anchor': 'middle' }, 'step'), draw('text', { x: 2, y: 12 }, options.unit));
+    svg.append(make('text', { x: box.left + inner / 2, y: height - 5, 'text-anchor': 'middle' }, 'step'), make('text', { x: 2, y: 12 }, options.unit));
     for (const mark of options.marks || []) {
       if (mark.step < across[0] || mark.step > across[1]) continue;
-      const line = draw('line', { class: `mark ${mark.kind}`, x1: x(mark.step), x2: x(mark.step), y1: box.top, y2: height - box.bottom });
-      line.append(draw('title', {}, mark.text));
+      const line = make('line', { class: `mark ${mark.kind}`, x1: x(mark.step), x2: x(mark.step), y1: box.top, y2: height - box.bottom });
+      line.append(make('title', {}, mark.text));
       svg.append(line);
     }
     for (const one of series) {
-      svg.append(draw('path', { 'data-series': one.name || '', 'data-points': one.x.length, fill: 'none', stroke: one.color, 'stroke-width': one.thin ? 1 : 1.8, 'stroke-linejoin': 'round', opacity: one.thin ? 0.45 : 1, d: pathOf(one, x, y) }));
+      svg.append(make('path', { 'data-series': one.name || '', 'data-points': one.x.length, fill: 'none', stroke: one.color, 'stroke-width': one.thin ? 1 : 1.8, 'stroke-linejoin': 'round', opacity: one.thin ? 0.45 : 1, d: pathOf(one, x, y) }));
       if (one.dots || one.x.length === 1) {
-        one.x.forEach((value, at) => known(one.y[at]) && svg.append(draw('circle', { cx: x(value), cy: y(one.y[at]), r: 3, fill: one.color })));
+        one.x.forEach((value, at) => known(one.y[at]) && svg.append(make('circle', { cx: x(value), cy: y(one.y[at]), r: 3, fill: one.color })));
       }
     }
     hover(svg, series, options, x, box, width, height, across);
   };
 
   const hover = (svg, series, options, x, box, width, height, across) => {
-    const cross = draw('line', { class: 'cross', y1: box.top, y2: height - box.bottom, visibility: 'hidden' });
+    const cross = make('line', { class: 'cross', y1: box.top, y2: height - box.bottom, visibility: 'hidden' });
     svg.append(cross);
     const tip = byId('tip');
     svg.onpointermove = (event) => {
@@ -236,7 +240,7 @@
     byId('subtitle').textContent = [data.model, data.data && `data ${data.data}`, `on ${data.hosts.map((host) => host.host).join(', ')}`, lasted].filter(Boolean).join(' · ');
     tile('steps made', known(one.steps) ? `${number(one.done, 0)} of ${number(one.steps, 0)}` : number(one.done, 0));
     tile(`loss, smoothed, from ${loss(one.first_loss)}`, loss(smooth(table.loss).filter(known).pop()));
-    tile('validation, bits per byte', loss(one.val_bpb));
+    if (known(one.val_bpb)) tile('validation, bits per byte', loss(one.val_bpb));
     tile('tokens per second', speed(one.tokens_per_second_mean));
     if (several) {
       tile('waited for other ranks', data.ranks.map((rank) => share(rank.summary.wait_share)).slice(0, 4).join(' / '));
@@ -244,10 +248,10 @@
     }
     byId('sentences').append(...data.sentences.map((text) => make('p', {}, text)));
     byId('notices').append(...data.notices.map((text) => make('div', { class: 'notice' }, text)));
-    fillTable(byId('ranks'), ['rank', 'host', 'end', 'steps', 'rows', 'first loss', 'last loss', 'tok/s', 'waited', 'sent a step', 'memory', 'starts'], data.ranks.map(({ summary }) => [
+    fillTable(byId('ranks'), ['rank', 'host', 'end', 'steps', 'rows', 'first loss', 'last loss', 'tok/s', 'waited', 'sent a step', 'memory'], data.ranks.map(({ summary }) => [
       String(summary.rank), summary.host, summary.end, known(summary.steps) ? `${summary.done}/${summary.steps}` : String(summary.done), number(summary.rows, 0), loss(summary.first_loss), loss(summary.loss), speed(summary.tokens_per_second_mean),
-      `${seconds(summary.wait_seconds)} (${share(summary.wait_share)})`, bytes(summary.bytes_sent), bytes(summary.memory_bytes), String(summary.attempts),
-    ]), [3, 4, 5, 6, 7, 8, 9, 10, 11]);
+      `${seconds(summary.wait_seconds)} (${share(summary.wait_share)})`, bytes(summary.bytes_sent), bytes(summary.memory_bytes),
+    ]), [3, 4, 5, 6, 7, 8, 9, 10]);
     const samples = data.ranks.flatMap((rank) => rank.samples);
     const prompts = [...new Set(samples.map((sample) => sample.prompt || ''))].map((prompt) => samples.filter((sample) => (sample.prompt || '') === prompt));
     if (samples.length) section('samples', 'Samples, first and last', ...prompts.map((same) => make('div', { class: 'pair' }, ...[...new Set([same[0], same[same.length - 1]])].map((sample) => make('div', {}, make('p', { class: 'quiet' }, `step ${number(sample.step, 0)}`), make('blockquote', {}, make('b', {}, sample.prompt || ''), continuation(sample)))))));

@@ -56,7 +56,7 @@ def rank(peer: str, run: dict[str, Any] | None = None, **more: Any) -> dict[str,
         "stacks": {},
         "links": {peer: "refused"},
     }
-    found.update({"system": SYSTEM, "others": [], "oom_kills_before": None}, **more)
+    found.update({"system": SYSTEM, "others": [], "kernel": [], "oom_kills_before": None}, **more)
     if found["run"]["busy"] is None and found["process"]:
         found["run"]["busy"] = found["process"]["cpu_share"]
     return copy.deepcopy(found)
@@ -137,7 +137,7 @@ BEHIND = {"idle_seconds": 60.0, "collective": 299}
         (exited("laptop", missed("disk-full", 1)), exited("desktop", missed("store-lost", 0)), "disk-full", ""),
         # field_18: all say who could not save
         (exited("laptop", DISK_FULL), exited("desktop", {**DISK_FULL, "ended": 1001.0}), "disk-full", ""),
-        (WAITING, exited("desktop", KILLED, system=OOM_KILLS, oom_kills_before=3), "rank-oom", "out of memory (OOM)"),
+        (WAITING, exited("desktop", KILLED, kernel=["Out of memory: Killed process 4711 (python)"]), "rank-oom", "Killed process 4711"),
         # field_19: an OOM kill since the last heartbeat, and one long before
         (WAITING, exited("desktop", BY_ITS_KEEPER, system=OOM_KILLS, oom_kills_before=3), "rank-oom", ""),
         (WAITING, exited("desktop", BY_ITS_KEEPER, system=OOM_KILLS, oom_kills_before=4), "rank-killed", ""),
@@ -175,6 +175,11 @@ def test_field_01_a_link_cut_in_one_direction() -> None:
     told = verdict({**WAITING, "links": {"laptop": "timeout"}}, rank("desktop", WAITS, process=IDLE))
     assert (told["code"], told["host"], told["peer"]) == ("link-cut", "desktop", "laptop")
     assert "but laptop reaches desktop, so a firewall is the likely cause" in told["seen"]
+
+
+def test_a_rank_that_swaps_is_slow() -> None:
+    told = verdict(rank("laptop"), rank("desktop", process={**PROCESS, "swapped_bytes": 2**30}))
+    assert told["code"] == "healthy-slow" and "it is swapping (1.1 GB swapped out)" in told["seen"]
 
 
 def test_a_network_card_that_is_down() -> None:
@@ -223,7 +228,7 @@ def test_nobody_past_the_rendezvous_after_two_minutes() -> None:
     mute = {"step": None, "phase": None, "idle_seconds": None, "heartbeat_age": None, "trainer": "ours"}
     late = {**mute, "session_age": 120.0}
     told = verdict(rank("laptop", late, process=IDLE), rank("desktop", late, process=IDLE))
-    assert told["code"] == "rank-stuck" and "192.168.1.10:29500" in told["seen"]
+    assert told["code"] == "rank-stuck" and "rank 0 (desktop) in the rendezvous" in told["seen"]
     assert verdict(rank("laptop", late), rank("desktop", late, process=IDLE))["code"] == "rank-slow"
     begun = {**mute, "session_age": 30.0}
     assert verdict(rank("laptop", begun, process=IDLE), rank("desktop", begun, process=IDLE))["code"] == "healthy"
@@ -295,7 +300,7 @@ ENDED_KEEPER = {
     ("more", "code"),
     [
         ({}, "keeper-gone"),
-        ({"system": OOM_KILLS, "oom_kills_before": 3}, "rank-oom"),
+        ({"kernel": ["Out of memory: Killed process 7"]}, "rank-oom"),
         ({"system": dict(SYSTEM, disk_free=0)}, "disk-full"),
     ],
 )

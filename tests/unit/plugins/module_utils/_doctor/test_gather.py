@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -61,13 +62,13 @@ def process(pid: int, **more: Any) -> gather.processes.Process:
     )
 
 
-def test_of_the_process_memory_and_use_are_told(files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_the_process_memory_swap_and_use_are_told(files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather.processes, "process", process)
     files["/proc/9/status"] = "VmRSS:\t    2048 kB\nThreads:\t3\n"
     files["/proc/9/wchan"] = "tcp_recvmsg\n"
     told = gather.process_facts(9, counted(10.0, cpu={9: 5.0}), counted(12.0, cpu={9: 8.0}, delay=1.0))
     assert told is not None
-    assert (told["memory_bytes"], told["waits_in"]) == (2**21, "tcp_recvmsg")
+    assert (told["memory_bytes"], told["swapped_bytes"], told["waits_in"]) == (2**21, 0, "tcp_recvmsg")
     assert told["waits_for_core"] == 0.5
     assert gather.process_facts(None, counted(1.0), counted(2.0)) is None
 
@@ -84,3 +85,18 @@ def test_who_else_computes_is_told_from_a_tenth_of_a_core_on(monkeypatch: pytest
         1,
     ]
     assert told[0]["command"] == "ffmpeg"
+
+
+def test_the_kernel_is_asked_for_what_it_killed_since_the_run_began() -> None:
+    started = time.mktime((2026, 5, 4, 12, 0, 0, 0, 0, -1))
+    lines = [
+        "2026-05-04T11:59:59,000000+02:00 Out of memory: Killed process 1 (old)",
+        "2026-05-04T12:00:01,000000+02:00 Out of memory: Killed process 2 (python)",
+        "2026-05-04T12:00:02,000000+02:00 eth0: link up",
+    ]
+    answers = {"dmesg": (0, "\n".join(lines), ""), "journalctl": (0, "", "")}
+    assert gather.kernel_words(lambda argv: answers[argv[0]], started) == [lines[1]]
+    # Where dmesg is root's alone, the journal may be read by those of the group adm.
+    answers = {"dmesg": (1, lines[2], "Operation not permitted"), "journalctl": (0, lines[1], "")}
+    assert gather.kernel_words(lambda argv: answers[argv[0]], started) == [lines[1]]
+    assert gather.kernel_words(lambda argv: (1, lines[1], ""), started) == []

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import UNSEEN, Seen, StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import intervals, judge
@@ -154,8 +152,6 @@ def test_field_35_a_host_that_the_others_go_on_without_is_no_failure(desktop: Se
     assert both(desktop, Seen("", running(**ALONE))) == [None, None]
     finished = Seen("", running(state="finished", **ALONE), verdict="finished")
     assert both(desktop, finished) == ["away", "finished"]
-    said = sentence("desktop", desktop=desktop, laptop=finished)
-    assert re.search(r"was away since .*, step 9 while the others finished", said)
 
 
 def test_field_35_a_keeper_that_waits_is_neither_stalled_nor_crashed() -> None:
