@@ -44,7 +44,7 @@ from ..module_utils._kit.printable import printable
 from ..module_utils._kit.words import seconds_text
 from ..plugin_utils import _handover
 from ..plugin_utils._agent.verbs import on_controller
-from ..plugin_utils._display.progress import RunProgress
+from ..plugin_utils._display.progress import Ledger, ledger_of, run_line
 from ..plugin_utils._display.steps import HEADING, Steps
 from ..plugin_utils._display.terminal import MARKS, Terminal
 from ..plugin_utils._display.texts import (
@@ -88,7 +88,7 @@ class Story(_Named, CallbackBase):
         self._checking = bool(context.CLIARGS.get("check"))
         self._terminal = Terminal(display)
         self._steps = Steps(self._terminal, self._checking)
-        self._run = RunProgress(self._terminal, self._steps)
+        self._ledger: Ledger | None = None  # of the run that is watched
         self._for_terminal: Mapping[str, Any] = {}
         self._trouble = False
         self._hosts_failed: set[str] = set()
@@ -141,15 +141,16 @@ class Story(_Named, CallbackBase):
         on_controller(verb)
         self._steps.enter(task)
         if verb == "run_watch":
-            self._run.watch(task)
+            self._ledger = ledger_of(task)
+            self._steps.forget_task()
+            self._terminal.show(self._run_line)
         elif self._steps.current is not None:
             self._steps.start_task(task)
 
-    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
-        """As any task."""
-        self.v2_playbook_on_task_start(task, False)
-
-    v2_playbook_on_cleanup_task_start = v2_playbook_on_handler_task_start
+    def _run_line(self, width: int) -> str:
+        """The live line of a watched run, below its step, in what is left of a terminal's line."""
+        seen = self._ledger.seen() if self._ledger else []
+        return "  " + run_line(seen, max(1, width - 2), self._terminal.fancy) if seen else ""
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Count changes; show texts and findings."""
@@ -168,13 +169,7 @@ class Story(_Named, CallbackBase):
         text = result.result.get("msg")
         if isinstance(text, list) and all(isinstance(line, str) for line in text):
             text = "\n".join(text)
-        elif not isinstance(text, str):
-            hidden = ("changed", "failed")
-            values = {
-                key: value for key, value in result.result.items() if not key.startswith("_") and key not in hidden
-            }
-            text = self._dumped(values if text is None else {"msg": text})
-        self._steps.tell(sentence(text))
+        self._steps.tell(sentence(text if isinstance(text, str) else self._dumped(result.result)))
 
     def _changed(self, result: Any) -> None:
         host = result.host.get_name()
@@ -289,13 +284,12 @@ class Story(_Named, CallbackBase):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if not self._terminal.leave() or self._terminal.quiet:
             return
-        if self._run.unfinished:
+        if self._ledger and any(one.verdict is None for one in self._ledger.seen()):
             self._terminal.say(
                 "Training continues in the background; watch it with nanochat.ddp.status, stop it with nanochat.ddp.stop."
             )
         elif not self._over:
-            stays = "Nothing was changed" if self._steps.only_looked else "What was done stays"
-            self._terminal.say(f"Interrupted. {stays}; to go on, run the same command again.")
+            self._terminal.say("Interrupted. What was done stays; to go on, run the same command again.")
 
 
 def let_workers_end_silently() -> None:

@@ -28,9 +28,9 @@ def seen_of(results: Mapping[str, Any]) -> list[Seen]:
     for host, result in ((host, result or {}) for host, result in results.items()):
         run = result.get("run") or UNSEEN
         reachable = not result.get("unreachable") and result.get("reachable", True)
-        more: dict[str, Any] = {name: result.get(name) for name in ("verdict", "sentence", "newest_run")}
         problem = None if result.get("run") else why_no_answer(result)
         silent = 0.0 if reachable else math.inf
+        more: dict[str, Any] = {name: result.get(name) for name in ("verdict", "newest_run")}
         found.append(Seen(str(host), run, silent=silent, without_cpu=without_cpu(run), problem=problem, **more))
     return found
 

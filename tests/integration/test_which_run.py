@@ -52,7 +52,7 @@ def test_the_status_shows_one_run_on_all_hosts(hosts: Hosts) -> None:
     told = hosts.play("nanochat.ddp.status")
     assert told.startswith("run d4, took ")
     assert "attic: the newest run there is trial (-e ddp_run=trial shows that one)" in told
-    assert "attic: holds an older training of this run, with checkpoints up to step 1200" in told
+    assert "attic: holds an older training of this run" in told
     assert hosts.play("nanochat.ddp.status", "-e", "ddp_run=trial").startswith("run trial, took ")
 
 

@@ -33,21 +33,18 @@ class Answer(NamedTuple):
 
 def answer_of(result: Any) -> Answer:
     """The result of doctor_info on a host, whatever happened to the task."""
-    if not isinstance(result, Mapping):
-        return Answer(None, "was not examined: the host was not contacted")
-    found = result.get("evidence")
+    found = (result or {}).get("evidence")
     if found is not None:
         try:
             return Answer(decode(RankEvidence, {**found, "run": {**EMPTY, **section(found, "run")}}))
         except InvalidHostData as why:
             return Answer(None, "sent an invalid answer: %s" % why)
-    said = (plain_reason(str(result.get("msg") or "")).splitlines() or [""])[0]
-    if result.get("unreachable"):
-        return Answer(None, "cannot be reached" + (": %s" % said if said else ""), True)
-    if result.get("timedout"):
-        period = result["timedout"].get("period")
-        return Answer(None, "did not answer within %s s" % period if period else "did not answer in time", True)
-    return Answer(None, "could not be examined: %s" % (said or "the host was not contacted"))
+    told = result or {"msg": "the host was not contacted"}
+    if told.get("timedout"):
+        return Answer(None, "did not answer within %s s" % told["timedout"].get("period", "some"), True)
+    said = (plain_reason(str(told.get("msg") or "")).splitlines() or ["no reason was given"])[0]
+    is_silent = bool(told.get("unreachable"))
+    return Answer(None, "%s: %s" % ("cannot be reached" if is_silent else "could not be examined", said), is_silent)
 
 
 class Case:
@@ -90,9 +87,8 @@ class Case:
         return next((host for host, one in self.ranks.items() if one == rank), None)
 
     def leader(self) -> str:
-        """The master if it answered, or else the first host that did."""
-        master = self.plan["master"]["host"]
-        return master if master in self.known else min(self.known)
+        """The host of the lowest rank that answered."""
+        return next(iter(self.known))
 
     def name(self, host: str) -> str:
         return "rank %d (%s)" % (self.rank(host), host)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TypedDict
 
-from .._contract.document import section, words
 from .._kit.words import bytes_text
 from .._rules.causes import Cause, is_echo
 from .._run.health import BUSY, Seen
@@ -44,7 +43,6 @@ class RankProcess(TypedDict):
 
     pid: int
     state: str
-    cpu_share: float
     waits_for_core: Optional[float]
     memory_bytes: int
     swapped_bytes: Optional[int]
@@ -66,7 +64,6 @@ class System(TypedDict):
     cpus: int
     load1: float
     memory_available: int
-    swapped_pages_per_second: Optional[float]
     disk_free: Optional[int]
     throttled: Optional[bool]
     limited: Optional[float]
@@ -75,21 +72,13 @@ class System(TypedDict):
     nics: Optional[Dict[str, str]]  # the state of each network interface
 
 
-class Dump(TypedDict, total=False):
-    """The trainer's answer: the stacks of its threads."""
-
-    time: object
-    pid: object
-    stacks: Dict[str, List[str]]
-
-
 class RankEvidence(TypedDict):
     """All evidence about a rank."""
 
     rank: int
     run: RunState
     process: Optional[RankProcess]
-    dump: Optional[Dump]
+    stacks: Optional[Dict[str, List[str]]]  # of the trainer's threads
     links: Dict[str, str]  # whether packets come back, for each other host
     system: System
     others: List[OtherProcess]
@@ -125,18 +114,14 @@ def low_disk(found: RankEvidence) -> Optional[int]:
     return free if free is not None and free < LOW_DISK else None
 
 
-def cpu_share(found: RankEvidence) -> float:
-    return float(process_of(found).get("cpu_share") or 0.0)
-
-
 def works(found: RankEvidence) -> bool:
     """Whether a rank uses CPU, or is ready to while others take all cores."""
-    return max(cpu_share(found), found["run"]["busy"] or 0.0) >= BUSY
+    return (found["run"]["busy"] or 0.0) >= BUSY
 
 
 def innermost_frame(found: RankEvidence) -> str:
     """The innermost line of the main thread's stack."""
-    frames = words(section(found["dump"], "stacks"), "MainThread")
+    frames = (found["stacks"] or {}).get("MainThread")
     return frames[-1] if frames else ""
 
 
@@ -144,24 +129,14 @@ def slow_reasons(found: RankEvidence) -> List[str]:
     """Why a rank may be slow, as far as its host shows."""
     system, process = found["system"], process_of(found)
     reasons = []
-    if (system["swapped_pages_per_second"] or 0) > 50 or (process.get("swapped_bytes") or 0) > 256 * 2**20:
-        reasons.append("it is swapping (%s swapped out)" % bytes_text(process.get("swapped_bytes") or 0))
+    if (process.get("swapped_bytes") or 0) > 256 * 2**20:
+        reasons.append("it is swapping (%s swapped out)" % bytes_text(process["swapped_bytes"]))
     others, late = found["others"], (process.get("waits_for_core") or 0.0)
     taken = sum(one["cpu_share"] for one in others)
     # A rank that neither uses a core nor waits for one is not slowed by who does.
-    wants_core = works(found) or process.get("waits_for_core") is None
-    if others and (late > LATE or (wants_core and taken + max(cpu_share(found), 1.0) > (system["cpus"]))):
-        first = others[0]
-        told = "pid %d of %s (%s) takes %.1f cores" % (
-            first["pid"],
-            first["user"],
-            first["command"],
-            first["cpu_share"],
-        )
-        reasons.append(
-            told + (", and waits for a core %d %% of the time" % min(100, round(100 * late)) if late > LATE else "")
-        )
-    elif late > 2 * LATE:
+    if others and (late > LATE or (works(found) and taken + max(found["run"]["busy"] or 0.0, 1.0) > system["cpus"])):
+        reasons.append("pid %(pid)d of %(user)s (%(command)s) takes %(cpu_share).1f cores" % others[0])
+    if late > (LATE if others else 2 * LATE):
         reasons.append("it waits for a core %d %% of the time" % min(100, round(100 * late)))
     return reasons + host_reasons(system)
 
@@ -204,7 +179,7 @@ def describe(found: RankEvidence) -> str:
     if process:
         parts.append(
             "process %d state %s, %d %% of a core, %s"
-            % (process["pid"], process["state"], round(100 * process["cpu_share"]), bytes_text(process["memory_bytes"]))
+            % (process["pid"], process["state"], round(100 * (run["busy"] or 0.0)), bytes_text(process["memory_bytes"]))
         )
     free = bytes_text(system["memory_available"])
     parts.append("load %.1f on %d cores, %s free memory" % (system["load1"], system["cpus"], free))

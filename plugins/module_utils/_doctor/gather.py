@@ -17,16 +17,14 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, cast
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from .._contract.document import Document, whole
+from .._contract.document import Document, section, whole, words
 from .._kit import bare, processes
 from .._kit.files import free_bytes, read_object, read_text
 from .._run.polling import busy_share, core_seconds, read_effort
 from .._run.state import read_run
-from .evidence import Dump, OtherProcess, RankEvidence, RankProcess, System
-
-Run = Callable[[List[str]], Tuple[int, str, str]]
+from .evidence import OtherProcess, RankEvidence, RankProcess, System
 
 # The trainer's heartbeat thread checks for this file every second and answers with its stacks.
 REQUEST = "dump-request-rank%d"
@@ -34,7 +32,6 @@ ANSWER = "dump-rank%d.json"
 ANSWER_SECONDS = 4.0
 SAMPLE_SECONDS = 1.0
 REACH_SECONDS = 3.0
-INTERPRETERS = ("python", "bash", "sh", "perl", "ruby", "node", "java", "Rscript")
 
 
 def doctor_info(
@@ -55,11 +52,11 @@ def doctor_info(
             "rank": rank,
             "run": state,
             "process": process_facts(pid, first, second),
-            "dump": answer(run_dir, rank, pid),
+            "stacks": answer(run_dir, rank, pid),
             "links": reach_all(peers, probe_port),
             "system": system_facts(run_dir, first, second),
             "others": busiest(first, second, rank_pids(run_dir, pid, table)),
-            "kernel": kernel_words(bare.tool, state.get("started")),
+            "kernel": kernel_words(bare.tool, state["started"]),
             "oom_kills_before": whole(heartbeat, "oom_kills"),
         }
     }
@@ -93,7 +90,6 @@ class Counters(NamedTuple):
 
     time: float
     cpu: Dict[int, float]  # seconds by process
-    swap: int  # pages
     throttle: int
     limited: float
     delay: float  # seconds that the rank's threads were ready to run without a core
@@ -102,7 +98,7 @@ class Counters(NamedTuple):
 def counters(pid: Optional[int]) -> Counters:
     """Read them now."""
     delay = sum(waited for dummy, waited in core_seconds(pid)) if pid else 0.0
-    return Counters(time.monotonic(), dict(_cpu_times()), _vmstat("pswpin", "pswpout"), _throttle(), _limited(), delay)
+    return Counters(time.monotonic(), dict(_cpu_times()), _throttle(), _limited(), delay)
 
 
 def _cpu_times() -> Iterable[Tuple[int, float]]:
@@ -115,26 +111,23 @@ def _cpu_times() -> Iterable[Tuple[int, float]]:
 
 
 def process_facts(pid: Optional[int], first: Counters, second: Counters) -> Optional[RankProcess]:
-    """State, memory and CPU share of the rank's process; None if there is none."""
+    """State and memory of the rank's process, and how long it waited for a core; None if there is none."""
     one = processes.process(pid) if pid else None
     if one is None or pid is None:
         return None
-    status = read_text("/proc/%d/status" % pid)
     seconds = second.time - first.time
-    used = second.cpu.get(pid, 0.0) - first.cpu.get(pid, 0.0)
     return {
         "pid": pid,
         "state": one.state,
-        "cpu_share": round(max(0.0, used) / seconds, 3),
         "waits_for_core": round(max(0.0, second.delay - first.delay) / seconds, 3),
-        "memory_bytes": _status_bytes(status, "VmRSS"),
-        "swapped_bytes": _status_bytes(status, "VmSwap"),
+        "memory_bytes": _status_bytes(pid, "VmRSS"),
+        "swapped_bytes": _status_bytes(pid, "VmSwap"),
         "waits_in": read_text("/proc/%d/wchan" % pid).strip(),
     }
 
 
-def _status_bytes(status: str, name: str) -> int:
-    found = re.search(r"^%s:\s+(\d+) kB" % name, status, re.M)
+def _status_bytes(pid: int, name: str) -> int:
+    found = re.search(r"^%s:\s+(\d+) kB" % name, read_text("/proc/%d/status" % pid), re.M)
     return int(found.group(1)) * 1024 if found else 0
 
 
@@ -148,8 +141,8 @@ def ask(run_dir: str, rank: int, pid: Optional[int]) -> None:
             file.write(str(time.time()))
 
 
-def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dump]:
-    """The trainer's answer, None if it does not come: a stopped process, or another trainer."""
+def answer(run_dir: str, rank: int, pid: Optional[int]) -> Dict[str, List[str]]:
+    """The trainer's answer, empty if it does not come: a stopped process, or another trainer."""
     request, path = os.path.join(run_dir, REQUEST % rank), os.path.join(run_dir, ANSWER % rank)
     limit = time.monotonic() + (ANSWER_SECONDS if pid is not None else 0.0)
     while os.path.exists(request) and time.monotonic() < limit:
@@ -157,7 +150,8 @@ def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dump]:
     answered = not os.path.exists(request)
     with contextlib.suppress(OSError):  # it was answered, or never written
         os.unlink(request)
-    return cast(Dump, read_object(path)) or None if answered else None
+    stacks = section(read_object(path), "stacks") if answered else {}
+    return {thread: words(stacks, thread) for thread in stacks}
 
 
 # -- the network ------------------------------------------------------------------------------------------------------
@@ -187,27 +181,26 @@ def reach(address: str, port: int) -> str:
 
 
 def system_facts(run_dir: str, first: Counters, second: Counters) -> System:
-    """Load, memory, swapping, disk, throttling and the state of the network interfaces."""
+    """Load, memory, disk, throttling and the state of the network interfaces."""
     memory = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text("/proc/meminfo"), re.M))
     seconds = second.time - first.time
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "load1": os.getloadavg()[0],
         "memory_available": int(memory.get("MemAvailable", 0)) * 1024,
-        "swapped_pages_per_second": round((second.swap - first.swap) / seconds, 1),
         "disk_free": free_bytes(run_dir),
         "throttled": second.throttle > first.throttle,
         "limited": round((second.limited - first.limited) / seconds, 2),
         "pressure": {name: _pressure(name) for name in ("memory", "io")},
-        "oom_kills": _vmstat("oom_kill"),
+        "oom_kills": _oom_kills(),
         "nics": {os.path.basename(nic): read_text(nic + "/operstate").strip() for nic in glob.glob("/sys/class/net/*")},
     }
 
 
-def _vmstat(*names: str) -> int:
-    """The sum of some of the kernel's counters since boot."""
-    values = dict(line.split()[:2] for line in read_text("/proc/vmstat").splitlines() if " " in line)
-    return sum(int(values.get(name, 0)) for name in names)
+def _oom_kills() -> int:
+    """How many processes the kernel has killed since boot because memory was short."""
+    found = re.search(r"^oom_kill (\d+)", read_text("/proc/vmstat"), re.M)
+    return int(found.group(1)) if found else 0
 
 
 def _throttle() -> int:
@@ -241,21 +234,11 @@ def busiest(first: Counters, second: Counters, own: Set[int]) -> List[OtherProce
     for share, pid in ranked:
         one = processes.process(pid) if share >= 0.1 and pid not in own else None
         if one is not None:
-            found.append({"pid": pid, "user": one.user, "command": program_of(one), "cpu_share": round(share, 2)})
+            found.append({"pid": pid, "user": one.user, "command": one.name, "cpu_share": round(share, 2)})
     return found[:3]
 
 
-def program_of(one: processes.Process) -> str:
-    """The program and its script; the rest of a command line may be private."""
-    words = [os.path.basename(one.argv[0])] if one.argv else [one.command]
-    if words[0].startswith(INTERPRETERS):
-        # -c is followed by a whole program.
-        script = next((word for word in one.argv[1:] if not word.startswith("-")), "") if "-c" not in one.argv else ""
-        words.append(os.path.basename(script))
-    return " ".join(words).strip()[:120]
-
-
-def kernel_words(run: Run, started: Optional[float]) -> List[str]:
+def kernel_words(run: Callable[[List[str]], Tuple[int, str, str]], started: Optional[float]) -> List[str]:
     """The kernel's messages about OOM kills since the run started, if this user may read them."""
     since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started or 0))
     for argv in (
@@ -264,6 +247,6 @@ def kernel_words(run: Run, started: Optional[float]) -> List[str]:
     ):
         code, out, dummy = run(argv)
         if code == 0:
-            words = [line[:300] for line in out.splitlines() if line >= since]
-            return [line for line in words if re.search(r"out of memory|oom-kill|Killed process", line, re.I)][-5:]
+            found = [line[:300] for line in out.splitlines() if line >= since]
+            return [line for line in found if re.search(r"out of memory|oom-kill|Killed process", line, re.I)][-5:]
     return []

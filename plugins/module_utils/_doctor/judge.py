@@ -22,8 +22,6 @@ from .._run.sentences import apart_text, history, reason
 from .._run.state import AWAY, CRASHED, FINISHED, RUNNING, STOPPED
 from .case import Case
 from .evidence import (
-    RankEvidence,
-    cpu_share,
     error_of,
     innermost_frame,
     lines_of,
@@ -35,7 +33,6 @@ from .evidence import (
 )
 
 PASSES = ("open", "refused")  # answers of a peer that prove a two-way path
-LOST_PACKETS = ("timeout", "no route")
 
 
 class Diagnosis(TypedDict):
@@ -80,12 +77,8 @@ def of_keepers(case: Case) -> Optional[Finding]:
     away = [host for host in case.answers if host not in members]
     if not away:
         return None
-    seen = "%s %s on without %s: %s." % (
-        " and ".join(map(case.name, sorted(members, key=case.rank))),
-        "go" if len(members) > 1 else "goes",
-        " and ".join(map(case.name, away)),
-        "; ".join("%s %s" % (host, absence(case, host)) for host in away),
-    )
+    why = "; ".join("%s %s" % (host, absence(case, host)) for host in away)
+    seen = "The run goes on without %s: %s." % (" and ".join(map(case.name, away)), why)
     return finding("rank-away", away[0], seen)
 
 
@@ -129,9 +122,6 @@ def silent(case: Case) -> Optional[Finding]:
     if not gone or over or (case.own_deaths() and not case.stalled):
         return None
     seen = case.without_answer(gone)
-    dark = [host for host, found in case.known.items() if found["links"].get(gone[0]) in LOST_PACKETS]
-    if dark:
-        seen += ", nor does %s get an answer from it" % dark[0]
     running, alone = case.in_state(RUNNING), case.in_state(CRASHED)
     if alone:
         error = error_of(case.known[alone[0]]) or "no output"
@@ -164,7 +154,7 @@ def died(case: Case) -> Optional[Finding]:
     causes = case.own_deaths()
     if not causes:
         blamed = frozen(case) or cut(case) or hearsay(case, crashed) or behind(case)
-        return blamed or missed_each_other(case, crashed) or cause_of(case, crashed[0])
+        return blamed or cause_of(case, crashed[0])
     ended = {host: case.known[host]["run"]["ended"] or float("inf") for host in causes}
     return cause_of(case, min(causes, key=lambda one: (case.death(one).code == "rank-failed", ended[one])))
 
@@ -191,15 +181,6 @@ def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
             seen = "%s and %s lost each other: %s" % (case.name(host), case.name(other), text)
             return finding("link-cut", host, seen, peer=other)
     return None
-
-
-def missed_each_other(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
-    """Every rank ended because others did not arrive, none knows which, and the links are open again."""
-    if len(crashed) < max(2, len(case.plan["nodes"])):
-        return None
-    host, other = crashed[0], crashed[1]
-    seen = "%s and %s did not find each other: %s" % (case.name(host), case.name(other), error_of(case.known[host]))
-    return finding("link-cut", host, seen, peer=other)
 
 
 def cause_of(case: Case, host: str) -> Finding:
@@ -254,7 +235,8 @@ def cut(case: Case) -> Optional[Finding]:
     """A link that loses packets, as the active probe shows."""
     for host, found in case.known.items():
         nic = next((node.get("nic") for node in case.plan["nodes"] if node["host"] == host), None)
-        if nic_down(found, nic):
+        nics = found["system"]["nics"] or {}
+        if nics and nic and nics.get(nic, "down") in ("down", "lowerlayerdown", "notpresent"):
             return finding("link-cut", host, "The network interface %s of %s is down." % (nic, host))
     broken = [
         (host, peer, how)
@@ -272,14 +254,6 @@ def cut(case: Case) -> Optional[Finding]:
     if peer not in case.known:
         way = "and %s cannot be contacted" % peer
     return finding("link-cut", host, "%s gets no answer from %s (%s), %s." % (host, peer, how, way), peer=peer)
-
-
-def nic_down(found: RankEvidence, nic: Optional[str]) -> bool:
-    """Whether the plan's network interface is down or gone."""
-    nics = found["system"]["nics"] or {}
-    if not nics or not nic:
-        return False
-    return nic not in nics or nics[nic] in ("down", "lowerlayerdown", "notpresent")
 
 
 def behind(case: Case) -> Optional[Finding]:
@@ -310,7 +284,7 @@ def slow(case: Case, host: str) -> Finding:
     found = case.known[host]
     phase, reasons = found["run"]["phase"] or "unknown", slow_reasons(found)
     seen = "%s is behind the others in phase %s but works (%d %% of a core)"
-    seen %= (case.name(host), phase, round(100 * cpu_share(found)))
+    seen %= (case.name(host), phase, round(100 * (found["run"]["busy"] or 0.0)))
     return finding("rank-slow", host, seen + (": " + "; ".join(reasons) if reasons else "") + ".")
 
 
@@ -353,16 +327,11 @@ def stuck(case: Case) -> Optional[Finding]:
     known = case.known
     if any(map(works, known.values())):
         return None
-    host = case.leader()
-    if all(found["run"]["phase"] is None for found in known.values()):
-        seen = "No rank got past the rendezvous at %s:%s." % (
-            case.plan["master"].get("address"),
-            case.plan["master"]["port"],
-        )
-        return finding("rank-stuck", host, seen)
-    phases = ", ".join("%s in %s" % (case.name(one), found["run"]["phase"]) for one, found in sorted(known.items()))
-    seen = "All ranks wait in the same collective and the links between them are open: %s." % phases
-    return finding("rank-stuck", host, seen)
+    phases = ", ".join(
+        "%s in %s" % (case.name(one), found["run"]["phase"] or "the rendezvous") for one, found in sorted(known.items())
+    )
+    seen = "All ranks wait for each other and the links between them are open: %s." % phases
+    return finding("rank-stuck", case.leader(), seen)
 
 
 # In order of certainty.

@@ -35,11 +35,11 @@ def run_folder(
     the keepers of this start prove to each other that they know; without it a keeper that was there is taken away.
     """
     if state == "ready":
-        return {**make_ready(path, plan, fresh, check, training)}
+        return make_ready(path, plan, fresh, check, training)
     setup = None
     if plan.get("keeper") and keeper_secret:
         setup = KeeperSetup(host, keeper_secret, host_code.program(keeper.__name__, "main", path))
-    return {**prepare(path, plan, fresh, check, setup, training)}
+    return prepare(path, plan, fresh, check, setup, training)
 
 
 def keeper_request(run_dir: str, leave: bool, join: bool = False, check: bool = False) -> Dict[str, object]:
@@ -77,10 +77,10 @@ def purge(
     told = {
         f"{removed}: the trainer's Python environment {venv}": gone,
         f"{elsewhere}: {venv} (ddp_venv_dir)": there and not is_own,
-        f"{removed}: {found['brief']}": found["removed"],
-        "nothing of it is there": not found["removed"],
-        f"left alone, since nanochat.ddp did not make it: {', '.join(found['stayed'])}": found["stayed"],
+        f"{removed}: {purge_utils.in_brief(base_dir, found.remove)}": found.remove,
+        "nothing of it is there": not found.remove,
+        f"left alone, since nanochat.ddp did not make it: {', '.join(found.stay)}": found.stay,
     }
     said = [f"{host}: {sentence}" for sentence, holds in told.items() if holds]
-    diff = {"before": "".join(f"{path}\n" for path in found["removed"]), "after": ""}
-    return {**found, "changed": found["changed"] or gone, "diff": diff, "said": said}
+    diff = {"before": "".join(f"{path}\n" for path in found.remove), "after": ""}
+    return {"changed": bool(found.remove) or gone, "diff": diff, "said": said}

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from typing import Dict, Iterator, List, NamedTuple, Optional, TypedDict
+from typing import Dict, Iterator, List, NamedTuple, Optional
 
 from .._contract import document, lineage
 from .._contract.document import Document
@@ -42,16 +42,6 @@ OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank", MEMBERS)
 
 class RunFolderError(Exception):
     """The folder could not be prepared; the text is for the user."""
-
-
-class Prepared(TypedDict, total=False):
-    """Changes to a run folder, made or predicted."""
-
-    changed: bool
-    set_aside: List[str]
-    place: Optional[str]
-    checkpoint: Optional[int]
-    diff: Dict[str, str]
 
 
 @contextlib.contextmanager
@@ -133,7 +123,9 @@ def is_of_another(run_dir: str, training: Optional[Launched]) -> bool:
     return found not in (training["id"], training["goes_on"])
 
 
-def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool, training: Optional[Launched] = None) -> Prepared:
+def make_ready(
+    run_dir: str, plan: Document, fresh: bool, dry: bool, training: Optional[Launched] = None
+) -> Dict[str, object]:
     """Create the folder and check what `prepare` would refuse, without changing anything: a run may still use it."""
     if not fresh and not is_of_another(run_dir, training):
         refuse_loss(run_dir, read_object(os.path.join(run_dir, PLAN)), plan)
@@ -201,7 +193,7 @@ def prepare(
     dry: bool,
     keeper: Optional[KeeperSetup] = None,
     training: Optional[Launched] = None,
-) -> Prepared:
+) -> Dict[str, object]:
     """Bring the folder in line with the plan, or predict that (`dry`)."""
     path = os.path.join(run_dir, PLAN)
     deployed = read_object(path)

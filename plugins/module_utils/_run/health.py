@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 
 from .._contract.keeper_states import FAILED, OVER, RESTING, TRAINING
 from .members import Membership
-from .state import AWAY, CRASHED, EMPTY, FINISHED, RUNNING, STOPPED
+from .state import CRASHED, EMPTY, FINISHED, RUNNING
 
 Run = Mapping[str, Any]  # of run_info, with every key of RunState
 UNSEEN: Run = {**EMPTY, "state": None}
@@ -59,7 +59,6 @@ class Seen(NamedTuple):
     without_cpu: float = math.inf  # seconds since its rank last used CPU; infinite if unknown
     ended: float = 0.0  # seconds since its end was first seen
     verdict: Optional[str] = None  # the final one
-    sentence: Optional[str] = None
     problem: Optional[str] = None  # why there is no answer
     newest_run: Optional[str] = None  # the host's, which may be another one
     mark: Optional[str] = None  # STALLED or NO_HEARTBEAT, from Health.marks
@@ -88,11 +87,6 @@ class Seen(NamedTuple):
     def lost_its_keeper(self) -> bool:
         """Whether its keeper is gone without a regular end, so that nothing restarts a rank there."""
         return bool(self.run["membership"]) and self.run["state"] == CRASHED and self.last_word is None
-
-    @property
-    def is_out(self) -> bool:
-        """Whether nothing there takes part any more, although the run did not end there."""
-        return self.run["state"] in (CRASHED, STOPPED, AWAY)
 
     @property
     def rests(self) -> bool:
@@ -233,7 +227,7 @@ class Phase(NamedTuple):
     waits: bool = False  # for other ranks
 
 
-STEP = Phase("making the first step", "step", "timeout")
+STEP = Phase("making a step", "step", "timeout")
 OTHER = Phase("", "step", "long")  # of another version
 # The one table of phases. A step has a usual length; phases that use a disk or have no usual length get the plan's timeout or three times
 # that.
@@ -241,7 +235,7 @@ PHASES: Dict[Optional[str], Phase] = {
     "start": Phase("loading", "start", "timeout"),
     "rendezvous": Phase("waiting for the others", "start", "timeout", waits=True),
     "agree": Phase("comparing settings", "start", "timeout", waits=True),
-    "resume": Phase("reading the checkpoint", "timeout", "long"),
+    "resume": Phase("loading the model", "timeout", "long"),
     "data": Phase("opening the data", "step", "long"),
     **dict.fromkeys(("forward_backward", "optimizer"), STEP),
     **dict.fromkeys(("head", "sync"), STEP._replace(waits=True)),

@@ -44,13 +44,11 @@ def live_line(seen: Sequence[Seen], width: int = 0, unicode: bool = True) -> str
 
 def _with_bar(line: str, progress: Tuple[int, int], width: int, unicode: bool) -> str:
     """The line, behind a bar of what is done of a total if there is room."""
-    (done, total), length = progress, min(BAR[1], width - len(line) - 2)
-    if not total or length < BAR[0]:
+    (done, total), room = progress, min(BAR[1], width - len(line) - 2)
+    if not total or room < BAR[0] or not unicode:
         return line
-    room = length if unicode else length - 2
     full = min(room, room * done // total)
-    drawn = "█" * full + "░" * (room - full) if unicode else "[" + "#" * full + "." * (room - full) + "]"
-    return "%s  %s" % (drawn, line)
+    return "%s  %s" % ("█" * full + "░" * (room - full), line)
 
 
 def _live_parts(ranks: Sequence[Seen]) -> Dict[str, str]:
@@ -132,15 +130,9 @@ def phases_text(ranks: Sequence[Seen]) -> str:
 
 def _doing(one: Seen) -> str:
     """A rank's phase in words."""
-    phase, run = one.run["phase"], one.run
-    if phase == "resume" and not run["checkpoint"]:
-        return "making the model"
-    words = PHASES.get(phase, OTHER).words
-    if words == STEP.words and (run["done"] or run["checkpoint"]):
-        return "making a step"
-    if phase:
-        return words or str(phase)
-    return {"running": "started", "None": "not seen yet"}.get(str(run["state"]), str(run["state"]))
+    if one.run["phase"]:
+        return PHASES.get(one.run["phase"], OTHER).words or str(one.run["phase"])
+    return {"running": "started", "None": "not seen yet"}.get(str(one.run["state"]), str(one.run["state"]))
 
 
 def _made(ranks: Sequence[Seen]) -> Tuple[int, int]:

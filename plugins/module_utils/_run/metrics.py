@@ -26,13 +26,6 @@ ETA_STEPS = 50  # for the time left, including evaluations and saves
 Event = Document  # its kind is always text
 
 
-class Checkpoint(TypedDict):
-    """The last checkpoint."""
-
-    step: Optional[int]
-    path: Optional[str]
-
-
 class RunFigures(TypedDict):
     """A run by its metrics; unknown values are None."""
 
@@ -49,13 +42,10 @@ class RunFigures(TypedDict):
     val_bpb: Optional[float]  # bits per byte of the last evaluation. Only rank 0 has it
     identical: Optional[bool]  # whether all ranks held identical weights when that was compared last
     digest: Optional[str]  # the digest of the weights that was compared last
-    checkpoint: Optional[Checkpoint]  # step and path of the last checkpoint
     end_reason: Optional[str]  # what the trainer wrote as the reason of its end
     end_error: Optional[str]  # what the trainer wrote as its error
     end_cause: Optional[str]  # why it ended, as a code of the trainer's (`docs/architecture.md` lists them)
     end_blames: Optional[List[int]]  # the ranks at fault for the end, as far as is known
-    attempts: int  # how many times the run was started
-    resumed_from: Optional[int]  # the step that the newest attempt resumed from
     notices: List[str]  # what the user should know of the newest attempt's start
     epoch: Optional[int]  # the last step's, counted from 1: how many times it had begun to read the data
     pace_seconds: Optional[float]  # seconds by the clock from one step to the next, evaluations and saves included
@@ -201,7 +191,7 @@ def positive(value: Any) -> Optional[int]:
 
 def describe_events(events: List[Event]) -> RunFigures:
     """A run's description from its metrics; current values come from the newest attempt."""
-    attempts, attempt = newest_attempt(events)
+    attempt = newest_attempt(events)[1]
     all_steps, steps = _steps(events), _steps(attempt)
     start, end = _last(attempt, "start"), _last(attempt, "end")
     resumed = whole(start, "resumed_from")
@@ -210,7 +200,7 @@ def describe_events(events: List[Event]) -> RunFigures:
     found = [event.get("identical") for event in measured if event["kind"] in ("digest", "end")]
     compared = [one for one in found if isinstance(one, bool)]
     last: Event = steps[-1] if steps else {}
-    saved, blames = _last(events, "checkpoint"), end.get("blames")
+    blames = end.get("blames")
     figures = {
         "rank": whole(start, "rank"),
         "world": whole(start, "world"),
@@ -228,13 +218,10 @@ def describe_events(events: List[Event]) -> RunFigures:
         # Weights that differed once are no model, whatever later comparisons say.
         "identical": all(compared) if compared else None,
         "digest": text(_last(measured, "digest"), "digest"),
-        "checkpoint": {"step": whole(saved, "step"), "path": text(saved, "path")} if saved else None,
         "end_reason": text(end, "reason"),
         "end_error": text(end, "error"),
         "end_cause": text(end, "cause"),
         "end_blames": [one for one in blames if isinstance(one, int)] if isinstance(blames, list) else None,
-        "attempts": attempts,
-        "resumed_from": resumed,
         "notices": words(start, "notices"),
         "epoch": whole(last, "epoch"),
         "pace_seconds": _pace(steps),

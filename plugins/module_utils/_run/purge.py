@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Set, TypedDict
+from typing import Any, Callable, Iterator, List, NamedTuple, Set
 
 from .._contract.document import words
 from .._contract.run_folder import (
@@ -27,6 +27,7 @@ from .._contract.run_folder import (
 )
 from .._kit import processes
 from .._kit.files import paths_in, read_bytes, read_object
+from .._kit.words import plural
 from .metrics import PEEK_BYTES
 from .state import RUNNING, read_run
 
@@ -76,17 +77,8 @@ def _sort(found: PurgePlan, paths: List[str], is_ours: Callable[[str], Any]) -> 
         (found.remove if is_ours(path) else found.stay).append(path)
 
 
-class Purged(TypedDict):
-    """The paths that were (or would be) removed, in brief what they are, and those kept because they are not ours."""
-
-    changed: bool
-    removed: List[str]
-    brief: str
-    stayed: List[str]
-
-
-def purge(base: str, run: str, everything: bool, dry: bool, end_sessions: Callable[[List[str]], None]) -> Purged:
-    """Remove what `plan_purge` found.
+def purge(base: str, run: str, everything: bool, dry: bool, end_sessions: Callable[[List[str]], None]) -> PurgePlan:
+    """Remove what `plan_purge` found, and return it.
 
     end_sessions: ends the tmux sessions of these folders, which show how their runs ended.
     """
@@ -99,30 +91,15 @@ def purge(base: str, run: str, everything: bool, dry: bool, end_sessions: Callab
             _drop_empty(os.path.join(base, parent), deep=parent in BROUGHT)
     # Other files in the trainer's folders stay, and so do the folders.
     left = [os.path.join(base, name) for name in BROUGHT if everything and not dry]
-    stay = [*found.stay, *(path for path in left if os.path.isdir(path))]
-    return {
-        "changed": bool(found.remove),
-        "removed": found.remove,
-        "brief": in_brief(base, found.remove),
-        "stayed": stay,
-    }
+    return PurgePlan(found.remove, [*found.stay, *(path for path in left if os.path.isdir(path))])
 
 
 def in_brief(base: str, paths: List[str]) -> str:
-    """Name these paths in a line: runs and data sets by their names, copied files by their folder and number."""
-    groups: Dict[str, List[str]] = {}
-    for path in paths:
-        folder, dummy, name = os.path.relpath(path, base).partition(os.sep)
-        groups.setdefault(folder, []).append(name)
-    parts = [
-        f"{folder}/ ({len(names)} files)"
-        if folder in BROUGHT
-        else f"{folder}/{{{','.join(names)}}}"
-        if any(names)
-        else folder
-        for folder, names in groups.items()
-    ]
-    return f"in {base}: {', '.join(parts)}" if parts else ""
+    """Name these paths in a line, the files that were copied into folders by their number."""
+    names = [os.path.relpath(path, base) for path in paths]
+    copied = [name for name in names if name.split(os.sep)[0] in BROUGHT]
+    parts = [name for name in names if name not in copied] + ([plural(len(copied), "copied file")] if copied else [])
+    return f"in {base}: {', '.join(parts)}"
 
 
 # -- ownership ---------------------------------------------------------------------------------------------------------

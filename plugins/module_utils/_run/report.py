@@ -78,7 +78,7 @@ def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-SUMMARY = "rank done steps val_bpb first_loss loss tokens_per_second_mean wait_seconds wait_share bytes_sent memory_bytes rows attempts"
+SUMMARY = "rank done steps val_bpb first_loss loss tokens_per_second_mean wait_seconds wait_share bytes_sent memory_bytes rows"
 
 
 def summary(rank: CollectedRank) -> PageData:
@@ -112,18 +112,12 @@ def day_text(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(clock_time(at)))
 
 
-def plan_rows(plan: Document) -> List[List[str]]:
-    """The plan as pairs of words, without environment or other possible secrets."""
-    rows = [
-        ["%s: %s" % (part, key.replace("_", " ")), str(value)]
-        for part in ("master", "model", "training", "data", "trainer")
-        for key, value in sorted(section(plan, part).items())
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool)
-    ]
-    for node in items(plan, "nodes"):
-        words = ["%s %s" % (key, node[key]) for key in ("address", "nic", "threads", "rows") if key in node]
-        rows.append(["rank %s: %s" % (node.get("rank"), node.get("host")), ", ".join(words)])
-    return rows
+def plan_text(plan: Document) -> str:
+    """The plan as JSON, without environment or other possible secrets."""
+    told: Dict[str, Any] = {part: section(plan, part) for part in ("master", "model", "training", "data", "trainer")}
+    keys = ("host", "rank", "address", "nic", "threads", "rows")
+    told["nodes"] = [{key: node[key] for key in keys if key in node} for node in items(plan, "nodes")]
+    return json.dumps(told, indent=1, sort_keys=True)
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -153,7 +147,6 @@ def page_data(run: CollectedRun, others: Sequence[CollectedRun], compare: Compar
     return {
         "run": run.name,
         "running": any(rank.run["state"] == RUNNING for rank in run.ranks),
-        "stage": run.ranks[0].run["stage"],
         "digest": run.plan.get("digest"),
         "began": min(times, default=None),
         "as_of": max(times, default=None),
@@ -166,7 +159,7 @@ def page_data(run: CollectedRun, others: Sequence[CollectedRun], compare: Compar
         "sentences": sentences(run),
         "happenings": happenings(run),
         "compared": compare(section(run.rehearsal, "prediction"), {rank.host: rank.run for rank in run.ranks}),
-        "plan": plan_rows(run.plan),
+        "plan": plan_text(run.plan),
         "others": [{"run": one.name, "digest": one.plan.get("digest"), **rank_data(one.ranks[0])} for one in others],
     }
 

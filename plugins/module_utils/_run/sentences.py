@@ -48,16 +48,6 @@ def state_text(one: Seen) -> str:
     return str(state) if still is None else "no step %s%s" % (since_text(still), phase)
 
 
-def away_since(health: Health, host: str) -> str:
-    """Since when and which step the others train without a host; empty if unknown."""
-    records = [one.run["membership"] for other, one in health.seen.items() if other != host and one.run["membership"]]
-    open_ends = [away for one in records for away in one["away"] if away["host"] == host and away["back"] is None]
-    if not open_ends:
-        return ""
-    last = max(open_ends, key=lambda away: float(away["left"]))
-    return "since %s%s" % (clock_text(last["left"]), "" if last["step"] is None else ", step %d" % last["step"])
-
-
 def reason(health: Health, host: str) -> str:
     """Why a host does not train with the others, to follow its name; empty if it trains or has no keeper."""
     one = health.seen[host]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, TypedDict, cast
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, cast
 
 from .._contract.document import Document, items, section, text, whole
 from .._contract.keeper_states import FAILED, OVER, TRAINING
-from .._contract.run_folder import MEMBERS, PREVIOUS, TRAINING_FILE, checkpoint_steps, generations
+from .._contract.run_folder import MEMBERS, TRAINING_FILE, checkpoint_steps
 from .._contract.training import TrainingIdentity, training_of
 from .._kit import processes
 from .._kit.files import read_object
@@ -36,21 +36,6 @@ _ERROR_LINE = re.compile(r"^(?:\[[^\]]*\]:?\s*)*((?:[\w.]+\.)?\w*(?:Error|Except
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-class Previous(TypedDict):
-    """The outputs that the last fresh start set aside."""
-
-    path: str
-    count: int  # of such starts
-    checkpoint: Optional[int]  # their newest step
-
-
-class StageOf(TypedDict):
-    """A run's stage (ddp_stage), and the run of its base model."""
-
-    stage: Optional[str]
-    base: Optional[str]
-
-
 class RunState(RunFigures):
     """The state of one host's share of a run, as run_info returns it. Every key is there in every state; what is not known is null."""
 
@@ -58,7 +43,6 @@ class RunState(RunFigures):
     run: Optional[str]  # name of the run
     run_dir: Optional[str]  # the run folder
     plan_digest: Optional[str]  # digest of the plan that was deployed here
-    stage: Optional[StageOf]  # of a run that continues another's model
     training: Optional[TrainingIdentity]  # which training the run folder holds; null where it does not say
     timed: Optional[str]  # ddp_budget or ddp_finish_by of a run with a budget
     timeout_seconds: Optional[float]  # the plan's time limit for what has no usual length
@@ -84,7 +68,6 @@ class RunState(RunFigures):
     membership: Optional[Membership]  # by the keeper of this session: its last word
     last_lines: List[str]  # the last lines of the log
     log: Optional[str]  # path of the rank's log
-    previous: Optional[Previous]  # the outputs that a fresh start set aside last
     saved: Optional[int]  # the step of the newest checkpoint in the run folder
     stop_seconds: Optional[float]  # while it runs, what it may need to finish its step and save if it is asked to stop
 
@@ -248,7 +231,6 @@ def describe(records: Records, alive: bool) -> RunState:
     state = host_state(session, alive, figures, bool(records.events), keeper)
     heartbeat = _of_session(records.heartbeat, started or figures["started"])
     node = next((node for node in items(plan, "nodes") if node.get("rank") == records.rank), {})
-    stage = section(plan, "stage")
     return {
         **EMPTY,
         **figures,
@@ -264,7 +246,6 @@ def describe(records: Records, alive: bool) -> RunState:
         "rows": whole(node, "rows") if figures["rows"] is None else figures["rows"],
         "started": started or figures["started"],
         "plan_digest": text(plan, "digest"),
-        "stage": {"stage": text(stage, "stage"), "base": text(stage, "base")} if stage else None,
         "training": training_of(records.training),
         "timed": text(section(plan, "training"), "timed"),
         "timeout_seconds": finite(plan.get("timeout_seconds")),
@@ -278,7 +259,6 @@ def describe(records: Records, alive: bool) -> RunState:
         "membership": keeper,
         "last_lines": records.lines,
         "log": records.log,
-        "previous": previous_of(records.run_dir),
         "saved": max(checkpoint_steps(records.run_dir), default=None),
         "stop_seconds": stop_seconds(records.events, heartbeat, plan) if alive else None,
     }
@@ -305,7 +285,7 @@ def _session_figures(events: List[Event], session: Document) -> RunFigures:
     figures = describe_events(events)
     started, updated = finite(session.get("started")), figures["updated"]
     if started is not None and updated is not None and updated < started:
-        kept = ("first_loss", "loss", "diverged", "val_bpb", "checkpoint", "attempts", "updated", "rank", "world")
+        kept = ("first_loss", "loss", "diverged", "val_bpb", "updated", "rank", "world")
         earlier = {name: value for name, value in figures.items() if name in kept}
         figures = cast(RunFigures, {**describe_events([]), **earlier})
     return figures
@@ -319,15 +299,6 @@ def _of_session(heartbeat: Document, started: Optional[float]) -> Document:
 
 def _age(since: Optional[float], now: float) -> Optional[float]:
     return None if since is None else max(0.0, now - since)
-
-
-def previous_of(run_dir: str) -> Optional[Previous]:
-    """The newest generation set aside, and its newest checkpoint."""
-    numbers = generations(run_dir)
-    if not numbers:
-        return None
-    place = os.path.join(run_dir, PREVIOUS, str(numbers[-1]))
-    return {"path": place, "count": len(numbers), "checkpoint": max(checkpoint_steps(place), default=None)}
 
 
 # -- the end of a log -----------------------------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The closing table and the status screen of a run. Unknown values are a dash."""
+"""The screen about a run, for status and at the end of a watch: a row for each host, then sentences. Unknown values are a dash."""
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -21,7 +20,7 @@ from .._kit.words import (
     table,
 )
 from .health import USUAL, Health, Seen, StallLimits
-from .sentences import ended_lines, ends_text, history, membership_lines, own_errors, start_lines, state_text
+from .sentences import ended_lines, ends_text, membership_lines, own_errors, start_lines, state_text
 from .state import ABSENT, AWAY, CRASHED, FINISHED, RUNNING
 
 # -- lines about all ranks ----------------------------------------------------------------------------------------------
@@ -42,8 +41,6 @@ def identical_text(health: Health) -> str:
     on_ranks, found = "on both ranks" if ranks == 2 else "on all %d ranks" % ranks, is_identical(health)
     if found is False:
         return "weights NOT identical %s: the ranks diverged" % on_ranks
-    if ranks == 1:
-        return "only one rank, nothing to compare"
     if found is None:
         return "weights not compared %s" % on_ranks
     return "weights identical %s%s" % (on_ranks, " (digest %s)" % digest[:16] if digest else "")
@@ -60,43 +57,19 @@ def changed_rows_lines(seen: Sequence[Seen]) -> List[str]:
 
 
 def checkpoint_lines(seen: Sequence[Seen]) -> List[str]:
-    """Where the checkpoints are; hosts with the same path share a line."""
+    """Where the newest checkpoints are; hosts with the same folder share a line."""
     places: Dict[Tuple[int, str], List[str]] = {}
     for one in seen:
-        found = one.run["checkpoint"]
-        if found and found["path"]:
-            places.setdefault((found["step"], os.path.dirname(found["path"])), []).append(one.host)
-    return ["checkpoint of step %s on %s: %s" % (step, named(hosts), path) for (step, path), hosts in places.items()]
-
-
-def previous_lines(seen: Sequence[Seen]) -> List[str]:
-    """Where a fresh start put the earlier outputs."""
-    lines = []
-    for host, kept in ((one.host, one.run["previous"]) for one in seen):
-        if kept:
-            newest = kept["checkpoint"]
-            what = "no checkpoint" if newest is None else "checkpoints up to step %s" % newest
-            lines.append("set aside earlier on %s: %s (%s)" % (host, kept["path"], what))
-    return lines
+        if one.run["saved"] is not None:
+            places.setdefault((one.run["saved"], one.run["run_dir"]), []).append(one.host)
+    return ["checkpoint of step %s on %s in %s" % (step, named(hosts), path) for (step, path), hosts in places.items()]
 
 
 # -- columns ------------------------------------------------------------------------------------------------------------
 
-# A column's head, and its cell of a host.
-Column = Tuple[str, Callable[[Seen], str]]
-HOST: Column = ("host", lambda one: one.host)
-RANK: Column = ("rank", lambda one: DASH if one.run["rank"] is None else str(one.run["rank"]))
-ROWS: Column = ("rows", lambda one: DASH if one.run["rows"] is None else str(one.run["rows"]))
-VAL_BPB: Column = ("val bpb", lambda one: loss_text(one.run["val_bpb"]))
-MEMORY: Column = ("memory", lambda one: bytes_text(one.run["memory_bytes"]))
-
 
 def _loss(one: Seen) -> str:
     return "not a number" if one.run["diverged"] else loss_text(one.run["loss"])
-
-
-def _mean_speed(one: Seen) -> str:
-    return speed_text(one.run["tokens_per_second_mean"])
 
 
 def _speed_now(one: Seen) -> str:
@@ -107,7 +80,7 @@ def _speed_now(one: Seen) -> str:
 
 def _steps(one: Seen) -> str:
     """Finished and planned steps."""
-    return "%s/%s" % (one.run["done"], one.run["steps"]) if one.run["steps"] else DASH
+    return "%s/%s" % (one.run["done"], one.run["steps"]) if one.run["steps"] else str(one.run["done"] or DASH)
 
 
 def _waited(one: Seen) -> str:
@@ -115,71 +88,25 @@ def _waited(one: Seen) -> str:
     return waited if share is None else "%s (%s)" % (waited, share_text(share))
 
 
-def _saved(one: Seen) -> str:
-    saved = one.run["checkpoint"]
-    return "step %s" % saved["step"] if saved and saved["step"] is not None else DASH
-
-
-def _left(one: Seen) -> str:
-    return DASH if one.run["state"] != RUNNING or one.mark else seconds_text(one.run["eta_seconds"])
-
-
-CLOSING: Sequence[Column] = (
-    HOST,
-    RANK,
-    ("state", lambda one: str(one.verdict or one.run["state"] or "not seen")),
-    ("steps", lambda one: _steps(one) if one.run["steps"] else str(one.run["done"] or DASH)),
-    ROWS,
-    ("first loss", lambda one: loss_text(one.run["first_loss"])),
-    ("last loss", _loss),
-    VAL_BPB,
-    ("tok/s", _mean_speed),
-    ("waited", _waited),
-    MEMORY,
-)
-STATUS: Sequence[Column] = (
-    HOST,
-    RANK,
-    ("state", lambda one: "no answer" if one.silent else state_text(one)),
+# A column's head, and its cell of a host.
+COLUMNS: Sequence[Tuple[str, Callable[[Seen], str]]] = (
+    ("host", lambda one: one.host),
+    ("rank", lambda one: DASH if one.run["rank"] is None else str(one.run["rank"])),
+    ("state", lambda one: one.verdict or ("no answer" if one.silent else state_text(one))),
     ("step", _steps),
-    ROWS,
+    ("rows", lambda one: DASH if one.run["rows"] is None else str(one.run["rows"])),
+    ("first loss", lambda one: DASH if one.run["state"] == RUNNING else loss_text(one.run["first_loss"])),
     ("loss", _loss),
-    VAL_BPB,
+    ("val bpb", lambda one: loss_text(one.run["val_bpb"])),
     ("tok/s", _speed_now),
-    ("mean tok/s", _mean_speed),
-    ("waited", lambda one: share_text(one.run["wait_share"])),
-    MEMORY,
-    ("checkpoint", _saved),
-    ("left", _left),
+    ("mean tok/s", lambda one: speed_text(one.run["tokens_per_second_mean"])),
+    ("waited", _waited),
+    ("memory", lambda one: bytes_text(one.run["memory_bytes"])),
+    ("checkpoint", lambda one: DASH if one.run["saved"] is None else "step %s" % one.run["saved"]),
 )
 
 
-def screen_of(title: str, columns: Sequence[Column], rows: Sequence[Seen], lines: List[str], width: int) -> str:
-    """A title, a table of the hosts that fits the width (0: no limit), and sentences, which the display wraps."""
-    cells = [[cell(one) for dummy, cell in columns] for one in rows]
-    return "\n".join([title, *table([head for head, dummy in columns], cells, width), *("  " + line for line in lines)])
-
-
-def closing_table(seen: Sequence[Seen], width: int = 0) -> str:
-    """The closing table: one line per rank, then facts about all ranks."""
-    health = Health(seen)
-    rows = health.by_rank()
-    away = [one for one in rows if AWAY in (one.verdict, one.run["state"])]
-    stayed = Health([one for one in rows if one not in away])
-    lines = ["%s %s" % (one.host, one.sentence) for one in away if one.sentence] + history(health)
-    if any(one.run["step"] is not None for one in stayed.by_rank()):
-        lines.append(identical_text(stayed))
-        slow = stayed.slowest()
-        if slow is not None:
-            lines.append("the others wait for %s, which waits least" % slow)
-        lines += changed_rows_lines(stayed.by_rank())
-    runs = [one.run for one in stayed.by_rank()]
-    lines += [*ended_lines(runs), *start_lines(runs)]
-    lines += [*checkpoint_lines(stayed.by_rank()), *previous_lines(stayed.by_rank())]
-    return screen_of("run %s" % (health.first_known("run") or DASH), CLOSING, rows, lines, width)
-
-
-# -- the status screen ----------------------------------------------------------------------------------------------------
+# -- the screen ---------------------------------------------------------------------------------------------------------
 
 
 def course_text(health: Health, now: float) -> str:
@@ -206,23 +133,14 @@ def training_number(one: Seen) -> int:
     return one.run["training"]["number"] if one.run["training"] else 0
 
 
-def _other_runs(seen: Sequence[Seen], current: Health) -> List[str]:
-    """Hosts whose newest run is another one, or who hold an older training."""
+def _other_runs(seen: Sequence[Seen]) -> List[str]:
+    """Hosts whose newest run is another one."""
     newer: Dict[str, List[str]] = {}
     for one in seen:
         if one.newest_run and one.newest_run != one.run["run"]:
             newer.setdefault(one.newest_run, []).append(one.host)
-    texts = [
-        "%s: the newest run there is %s (-e ddp_run=%s shows that one)" % (", ".join(hosts), name, name)
-        for name, hosts in newer.items()
-    ]
-    older = "%s: holds an older training of this run, %s; the next start says how to set it aside"
-    for one in seen:
-        if one.host not in current.seen:
-            saved = one.run["saved"]
-            what = "without a checkpoint" if saved is None else "with checkpoints up to step %d" % saved
-            texts.append(older % (one.host, what))
-    return texts
+    told = "%s: the newest run there is %s (-e ddp_run=%s shows that one)"
+    return [told % (named(hosts), name, name) for name, hosts in newer.items()]
 
 
 def _headline(seen: Sequence[Seen], current: Health) -> str:
@@ -243,24 +161,34 @@ def current_health(seen: Sequence[Seen]) -> Health:
 
 
 def status_screen(seen: Sequence[Seen], width: int = 0) -> str:
-    """One screen: the state of every host in the order of the ranks, then one sentence per problem."""
+    """The state of every host in the order of the ranks, in a table that fits the width (0: no limit), and sentences, which the
+    display wraps."""
     current = current_health(seen)
     hosts = current.by_rank()
     marks = current.marks()
     rows = [one._replace(mark=marks.get(one.host)) for one in Health(seen).by_rank()]
     runs = [one.run for one in hosts]
-    lines = [*ended_lines(runs), *start_lines(runs), *_other_runs(rows, current)]
+    older = "%s: holds an older training of this run; the next start says how to set it aside"
+    lines = [*ended_lines(runs), *start_lines(runs), *_other_runs(rows)]
+    lines += [older % one.host for one in rows if one.host not in current.seen]
     lines += [*changed_rows_lines(hosts), *membership_lines(current)]
     slow = None if marks or len(current.parts) > 1 else current.slowest()
     if slow is not None:
         lines.append("slow one: %s (it waits least, so the others wait for it)" % slow)
-    if any(run["identical"] is False for run in runs):
-        lines.append(identical_text(current))
-    lines += ["%s: %s" % (one.host, one.problem) for one in rows if one.problem]
-    lines += ["%s: %s" % error for error in own_errors(current).items()]
-    if marks or any(one.state == CRASHED for one in rows):
-        lines.append("run the playbook nanochat.ddp.doctor to find out why")
-    return screen_of(_headline(rows, current), STATUS, rows, lines, width)
+    is_over = all(run["state"] != RUNNING for run in runs) and any(run["step"] is not None for run in runs)
+    stayed = Health(one for one in hosts if AWAY not in (one.verdict, one.run["state"]))
+    if (is_over and stayed.first_known("world") != 1) or any(run["identical"] is False for run in runs):
+        lines.append(identical_text(stayed))
+    lines += checkpoint_lines(hosts) if is_over else []
+    if not any(one.verdict for one in rows):
+        # Who watched the run tells why it failed, and the doctor is asked at once.
+        lines += ["%s: %s" % (one.host, one.problem) for one in rows if one.problem]
+        lines += ["%s: %s" % error for error in own_errors(current).items()]
+        if marks or any(one.state == CRASHED for one in rows):
+            lines.append("run the playbook nanochat.ddp.doctor to find out why")
+    cells = [[cell(one) for dummy, cell in COLUMNS] for one in rows]
+    told = table([head for head, dummy in COLUMNS], cells, width)
+    return "\n".join([_headline(rows, current), *told, *("  " + line for line in lines)])
 
 
 def status_data(seen: Sequence[Seen]) -> Mapping[str, object]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
-from .._contract.document import items, words
+from .._contract.document import items
 from .._contract.keeper_states import FAILED, OVER
 from .._kit.words import bytes_text, seconds_text
 from .collected import CollectedRank, CollectedRun
@@ -30,7 +30,7 @@ class Happening(NamedTuple):
 
 
 def happenings(run: CollectedRun) -> List[Dict[str, Any]]:
-    """Starts, restarts, checkpoints, differing weights, ends and findings, in chronological order."""
+    """Starts, restarts, checkpoints, differing weights, absences, ends and findings, in chronological order."""
     found = [event for rank in run.ranks for event in (*_of_rank(rank), *_saves(rank), *_of_keeper(rank))]
     found += [*_of_absences(run), *_of_findings(run)]
     found.sort(key=lambda item: (item.time is not None, item.time or 0.0, item.host))
@@ -44,7 +44,7 @@ def _saves(rank: CollectedRank) -> Iterator[Happening]:
         last, took = found[-1], finite(found[-1].get("seconds"))
         text = "checkpoint, " if len(found) == 1 else "%d checkpoints; the last: " % len(found)
         text += bytes_text(finite(last.get("bytes"))) + (" in " + seconds_text(took) if took else "")
-        yield Happening(finite(last.get("time")), rank.host, text, step=last.get("step"), kind="save")
+        yield Happening(finite(last.get("time")), rank.host, text, step=last.get("step"))
 
 
 def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
@@ -56,16 +56,12 @@ def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
         if kind == "start":
             starts, resumed = starts + 1, event.get("resumed_from")
             is_first = starts == 1 and resumed is None
-            again = steps_repeated(events[: index + 1]) - repeated
-            repeated += again
             text = "started" if is_first else "started again"
             text += " from step %s" % resumed if resumed is not None else ""
+            again = steps_repeated(events[: index + 1]) - repeated
+            repeated += again
             text += "; %d steps are repeated" % again if again else ""
-            text += _kernels(event) if starts == 1 else ""
             mark = "" if is_first else "start"
-            # All ranks have the same.
-            for notice in words(event, "notices") if rank.files.rank == 0 else ():
-                yield Happening(at, rank.host, notice, "warning", step, "warning")
         elif kind == "shares" and rank.files.rank == 0:
             text, mark = _new_shares(event), "shares"
         elif kind == "digest" and event.get("identical") is False:
@@ -79,20 +75,10 @@ def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
             yield Happening(at, rank.host, text, severity, step, mark if severity == "info" else severity)
 
 
-def _kernels(event: Event) -> str:
-    """The kernels and vectors that a rank uses, as the end of a sentence about its start."""
-    named, vectors = words(event, "kernels"), event.get("capability")
-    return ("; kernels: " + ", ".join(named) if named else "") + ("; torch's vectors: %s" % vectors if vectors else "")
-
-
 def _new_shares(event: Event) -> str:
     """The ranks' rows per step changed."""
-    rows, before, speeds = (
-        found if isinstance(found, list) else [] for found in map(event.get, ("rows", "before", "speeds"))
-    )
-    shares = ", ".join("%.0f" % (100 * one) for one in speeds if finite(one) is not None)
-    why = ", following their shares of the speed: %s %%" % shares if shares else ""
-    return "the ranks now take %s rows (before: %s)%s" % (", ".join(map(str, rows)), ", ".join(map(str, before)), why)
+    rows, before = (found if isinstance(found, list) else [] for found in map(event.get, ("rows", "before")))
+    return "the ranks now take %s rows (before: %s)" % (", ".join(map(str, rows)), ", ".join(map(str, before)))
 
 
 def _of_findings(run: CollectedRun) -> Iterator[Happening]:

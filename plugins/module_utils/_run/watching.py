@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import math
-from typing import Dict, Iterable, Mapping, NamedTuple, Optional
+from typing import Dict, Mapping, NamedTuple, Optional
 
 from .health import AWAY_SECONDS, LOST, STALLED, UNSEEN, Health, Run, Seen, StallLimits, has_no_heartbeat
-from .sentences import away_since, reason
+from .sentences import reason
 from .state import ABSENT, AWAY, CRASHED, ENDED, FINISHED, PREPARED, RUNNING, STOPPED
 
 ORPHANED = "orphaned"
 MISSING = "missing"
 STARTED = "started"
 
-ORPHAN_GRACE = 20.0  # the other ranks notice a broken connection at once and exit by themselves
-EARLY_GRACE = 5.0  # before they have met there is no connection to break
+ENDING_GRACE = 20.0  # a rank that has reported an error exits by itself
 MISSING_GRACE = 60.0
 START_GRACE = 30.0  # time for keepers to notice a missing host and start without it
 LOST_SECONDS = 600.0  # maximum silence of a host; training there does not need the controller
@@ -50,7 +48,8 @@ class WatchedRun(NamedTuple):
         near = own.keeper is not None and own.silent <= AWAY_SECONDS
         if self.known.others_finished(host) or (self.first_step and STARTED in overs):
             # A keeper that hears of the end follows within seconds.
-            return None if near and _stepless(own) <= MISSING_GRACE else WatchVerdict(AWAY, self._away(host))
+            follows = near and _stepless(own) <= MISSING_GRACE
+            return None if follows else WatchVerdict(AWAY, "was away while the others trained")
         if own.keeper or any(other != host for other in self.known.keepers):
             if self.known.parts or not self._waited_too_long():
                 return None
@@ -61,7 +60,8 @@ class WatchedRun(NamedTuple):
     def _alone(self, own: Seen) -> Optional[WatchVerdict]:
         """The verdict if a run lives or dies as a whole."""
         state = own.run["state"]
-        if state in ENDED or (own.state == CRASHED and _is_over(own, ORPHAN_GRACE)):
+        # While its processes use CPU it may be restarting.
+        if state in ENDED or (own.state == CRASHED and min(own.ended, own.without_cpu) > ENDING_GRACE):
             return ended(own.run)
         if own.silent > LOST_SECONDS:
             told = (own.silent, state or "not yet seen", _where(own.run))
@@ -73,7 +73,7 @@ class WatchedRun(NamedTuple):
             return missing if own.age > MISSING_GRACE else None
         if self.first_step and own.run["step"] is not None:
             return WatchVerdict(STARTED, "training started (%s)" % _where(own.run))
-        return self._orphaned(own) or self._stalled(own)
+        return self._stalled(own)
 
     def _waited_too_long(self) -> bool:
         """Whether all waiting hosts have waited so long for the missing ones that these will not come."""
@@ -83,48 +83,26 @@ class WatchedRun(NamedTuple):
             return not waiting
         grace = max(one.run["membership"]["grace"] for one in waiting)
         gone = [one for one in seen if one not in waiting]
-        dead = any(one.is_out or one.run["state"] in (ABSENT, PREPARED) for one in gone)
+        dead = any(one.run["state"] in (CRASHED, STOPPED, AWAY, ABSENT, PREPARED) for one in gone)
         after = LOST_SECONDS if gone else self.health.limits.timeout + grace
         return min(map(_stepless, waiting)) > (max(MISSING_GRACE, START_GRACE + 2 * grace) if dead else after)
-
-    def _away(self, host: str) -> str:
-        """When the run continued or finished without this host, as text."""
-        since, why = away_since(self.known, host), reason(self.known, host)
-        others = "finished" if self.known.others_finished(host) else "trained"
-        text = "was away%s while the others %s" % (" " + since if since else "", others)
-        return "%s (%s)" % (text, why) if why else text
-
-    def _orphaned(self, own: Seen) -> Optional[WatchVerdict]:
-        """Whether this rank waits for one that crashed or was never started; a keeper continues without them."""
-        others = [one for name, one in sorted(self.health.seen.items()) if name != own.host and not own.keeper]
-        grace = EARLY_GRACE if own.run["phase"] in (None, "rendezvous") else ORPHAN_GRACE
-        crashed = [one.host for one in others if one.state == CRASHED and _is_over(one, grace)]
-        if crashed:
-            return WatchVerdict(ORPHANED, "still runs and waits for %s, which crashed" % ", ".join(crashed))
-        never = [one.host for one in others if one.age > MISSING_GRACE and one.run["state"] in (ABSENT, PREPARED)]
-        if never:
-            return WatchVerdict(ORPHANED, "waits for %s, where nothing was started" % ", ".join(never))
-        return None
 
     def _stalled(self, own: Seen) -> Optional[WatchVerdict]:
         """The run stalls as a whole, so all hosts get the verdict of the first."""
         seen = self.health.seen
         if not self.health.stalled and not any(one.verdict == STALLED for one in seen.values()):
             return None
-        return WatchVerdict(STALLED, self._stalled_text(own, sorted(name for name, one in seen.items() if one.is_away)))
+        return WatchVerdict(STALLED, self._stalled_text(own))
 
-    def _stalled_text(self, own: Seen, away: Iterable[str]) -> str:
+    def _stalled_text(self, own: Seen) -> str:
         run = own.run
         if own.is_away:
             return "has not answered for %.0f s, and the others make no progress" % own.silent
         if has_no_heartbeat(own, self.health.limits):
             return "has no heartbeat for %.0f s (%s)" % (run["heartbeat_age"], _where(run))
-        if own.is_mute:
-            what = "waits for %s, which does not answer" % ", ".join(away) if away else "waits at the rendezvous"
-            return "%s (%.0f s after its start)" % (what, own.idle or 0.0)
         return "has made no progress for %.0f s in phase %s%s (%s; a step usually takes %s)" % (
-            run["idle_seconds"] or 0.0,
-            run["phase"] or "unknown",
+            own.idle or 0.0,
+            run["phase"] or "start",
             " (collective %s)" % run["collective"] if run["collective"] else "",
             _where(run),
             "%.1f s" % run["step_seconds"] if run["step_seconds"] else "an unknown time",
@@ -135,11 +113,6 @@ def judge(host: str, seen: Mapping[str, Seen], limits: StallLimits, first_step: 
     """The verdict on a host, or None to continue watching."""
     known = [one if one.silent <= LOST_SECONDS else one._replace(run=UNSEEN) for one in seen.values()]
     return WatchedRun(Health(seen.values(), limits), Health(known, limits), first_step).verdict(host)
-
-
-def _is_over(one: Seen, grace: float) -> bool:
-    """Whether its end was seen long enough ago; while its processes use CPU it may be restarting."""
-    return min(one.ended, one.without_cpu if one.run["state"] == RUNNING else math.inf) > grace
 
 
 def _stepless(one: Seen) -> float:

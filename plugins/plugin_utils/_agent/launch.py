@@ -186,5 +186,5 @@ def ending(before: RunState, after: RunState, check: bool) -> str:
     ]
     if after["step"] is not None:
         told += [f"{after['done']}{' of %d' % after['steps'] if after['steps'] else ''} steps done"]
-    saved = after["checkpoint"]
-    return ", ".join([*told, f"newest checkpoint: step {saved['step']}" if saved else "no checkpoint"])
+    saved = after["saved"]
+    return ", ".join([*told, "no checkpoint" if saved is None else f"newest checkpoint: step {saved}"])

@@ -174,7 +174,7 @@ def closing_table(results: Any, prediction: Outlook | None = None) -> str:
     """The closing table, followed by the prediction compared with the result."""
     seen = seen_of(results)
     beside = comparison_text(prediction, {one.host: one.run for one in seen}) if prediction else ""
-    return printable("\n".join([table.closing_table(seen, width()), *([beside] if beside else [])]))
+    return printable("\n".join([table.status_screen(seen, width()), *([beside] if beside else [])]))
 
 
 @contextlib.contextmanager

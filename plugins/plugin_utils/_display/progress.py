@@ -17,8 +17,6 @@ from ...module_utils._kit.files import read_object, write_json
 from ...module_utils._run.health import LOST, UNSEEN, Seen
 from ...module_utils._run.live_line import live_line
 from ...module_utils._run.state import RunState
-from .steps import Steps
-from .terminal import Terminal
 
 LOOK_SECONDS = 40.0  # the longest wait for news, plus time to connect
 QUIET_SECONDS = (2.0, 60.0)  # interval of progress lines without a terminal, at first and in a long run
@@ -95,29 +93,3 @@ class Ledger:
 def ledger_of(task: Any) -> Ledger:
     """That of a task that watches a run."""
     return Ledger(Path(constants.DEFAULT_LOCAL_TMP) / f"run-watch-{task._uuid}")
-
-
-class RunProgress:
-    """The live line of a watched run."""
-
-    def __init__(self, terminal: Terminal, steps: Steps) -> None:
-        self._terminal = terminal
-        self._steps = steps
-        self._ledger: Ledger | None = None
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a watched run has no verdict yet."""
-        return self._ledger is not None and any(one.verdict is None for one in self._ledger.seen())
-
-    def watch(self, task: Any) -> None:
-        """Show the run that a task watches."""
-        self._ledger = ledger = ledger_of(task)
-
-        def line(width: int) -> str:
-            """Below its step, and in what is left of a terminal's line."""
-            seen = ledger.seen()
-            return "  " + run_line(seen, max(1, width - 2), self._terminal.fancy) if seen else ""
-
-        self._steps.forget_task()
-        self._terminal.show(line)

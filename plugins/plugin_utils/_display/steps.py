@@ -15,7 +15,6 @@ from ...module_utils._run.live_line import whole_seconds
 from .terminal import Terminal
 from .texts import changes_word, counted_text, step_of, task_name
 
-META = ("meta", "ansible.builtin.meta", "ansible.legacy.meta")
 HEADING = "bright blue"  # legible on light and dark terminals
 COMMANDS = ("ssh ", "tail ", "ansible-playbook ", "nft ")
 LONG_TASK = (2.0, 60.0)  # seconds after which a task's time is shown on a terminal, and printed without one
@@ -34,7 +33,6 @@ class Steps:
         self._checking = checking
         self._has_output = False
         self._changed: dict[str, int] = {}
-        self._has_changed = False  # in any step
         self._task = ""
         self._task_begun = 0.0
         self._task_told = 0.0
@@ -43,15 +41,13 @@ class Steps:
     def enter(self, task: Any) -> None:
         """Enter the step of a starting task."""
         step = step_of(task)
-        if step == self.current or (step is None and _is_helper(task)):
+        if step == self.current:
             return
         self.leave()
         self.current = step
         if step is not None:
             self.begun, self._has_output, self.failed = time.monotonic(), False, False
             self._changed, self.worked = {}, False
-            self._task_begun, self._task = self.begun, ""
-            self._terminal.show(self._task_line)
 
     def start_task(self, task: Any) -> None:
         """Show the current task on the live line."""
@@ -79,12 +75,6 @@ class Steps:
     def count_change(self, host: str) -> None:
         """One more thing was changed on a host."""
         self._changed[host] = self._changed.get(host, 0) + 1
-        self._has_changed = True
-
-    @property
-    def only_looked(self) -> bool:
-        """Whether nothing was changed so far, not even by a task that has not ended."""
-        return not self._has_changed and self.current in (None, "plan", "preflight")
 
     def tell(self, text: str, color: str | None = None) -> None:
         """Print something below the step's name, in lines no longer than the terminal; commands to copy stay whole."""
@@ -115,8 +105,3 @@ class Steps:
         if self.current and self._task and now - max(self._task_begun, self._task_told) >= LONG_TASK[1]:
             self._task_told = now
             self.tell(f"{self._task}: {whole_seconds(now - self._task_begun)} so far")
-
-
-def _is_helper(task: Any) -> bool:
-    """An include or setting between the tasks of a step does not end it."""
-    return task.get_name().startswith("Gathering") or task.action in META

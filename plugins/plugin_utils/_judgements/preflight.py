@@ -150,16 +150,9 @@ def missing(seen: Seen) -> list[Finding]:
 
 
 def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> HostTries:
-    """A host's results of start_responder and peer_check; what has none is that host's error."""
-    failed = [
-        str(one["msg"]) for key, one in (("is_held", answering), ("links", links)) if "msg" in one and key not in one
-    ]
-    error = answering.get("error") or next(iter(failed), "")
-    return {
-        "is_held": bool(answering.get("is_held")),
-        "links": links.get("links") or [],
-        "error": error,
-    }
+    """A host's results of start_responder and peer_check, and the error of the first that failed."""
+    failed = (str(one[key]) for one in (answering, links) for key in ("error", "msg") if one.get(key))
+    return {"is_held": bool(answering.get("is_held")), "links": links.get("links") or [], "error": next(failed, "")}
 
 
 def measured_on(seen: Seen) -> dict[str, Mapping[str, Any]]:

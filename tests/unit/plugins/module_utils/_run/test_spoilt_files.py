@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import evidence, gather
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import data_sets, run_facts
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
     collected,
@@ -117,13 +116,12 @@ def look_everywhere(base: Path) -> None:
     boot.was_cut_short(run)
     Digests(run).known("a")
     shard_server.running(f"{run}/server.state")
-    found: Any = {"run": seen, "dump": read_object(f"{run}/dump-rank0.json")}
+    found: Any = {"run": seen, "stacks": gather.answer(run, 0, None)}
     evidence.innermost_frame(found)
     rows = seen_of({"node1": {"run": seen}, "node2": {"unreachable": True}})
     closing_table({"node1": {"run": seen}})
     json.dumps(table.status_data(rows))
-    table.status_screen(rows)
-    table.closing_table(rows, 60)
+    table.status_screen(rows, 60)
     for dry in (True, False):
         try:
             folder.prepare(run, fake_run.plan_for([base / "runs" / "d4"], 12), False, dry)
