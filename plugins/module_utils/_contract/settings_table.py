@@ -59,7 +59,7 @@ REMOVED_SETTINGS: Dict[str, Removed] = {
     ),
     "ddp_load_limit": Removed("a guest leaves where other programs use more than half a core. Remove it", ("0.5",)),
     "ddp_strict": Removed("warnings never stop a run. Remove it, and read the findings of nanochat.ddp.preflight first", ("false",)),
-    "ddp_python_mirror": Removed("uv has a variable for that. Remove it, and set UV_PYTHON_INSTALL_MIRROR for the host's user"),
+    "ddp_python_mirror": Removed("uv has a setting for that. Remove it, and set python-install-mirror in ~/.config/uv/uv.toml there"),
     "ddp_data_last_shard": Removed(
         "the collection's last shard is 6542. Remove it; for another collection, copy its shards and use ddp_data_source host", ("6542",),
     ),
@@ -252,7 +252,7 @@ class RunSettings:
         choices=("auto", "fp32", "bf16"), flag="matmul",
     )
     kernels: str = _training(
-        "auto", "Work between the matrix products; auto: C kernels if a host has a compiler and they prove faster; zig: a wheel compiles.",
+        "auto", "Work between matrix products; auto: C kernels if a host can compile them and they are faster; zig: ziglang compiles them.",
         choices=("auto", "torch", "zig"), flag="kernels",
     )
     extra_args: Tuple[str, ...] = _training((), "Additional arguments for the training command, for example a learning rate.")
@@ -287,7 +287,8 @@ class RunSettings:
         (), "Folders on that host or the controller: text (empty: Python's library), or shards and, if elsewhere, their tokenizer.",
     )
     data_url: str = _data(
-        DATA_URL, "Base URL of numbered shards (source url).", pattern=r"https?://\S+", takes="a URL that begins with http:// or https://",
+        DATA_URL, "Base URL of nanochat's shards, or of a mirror (source url).",
+        pattern=r"https?://\S+", takes="a URL that begins with http:// or https://",
     )
     data_shards: int = _data(None, "Number of shards to use; the last one is for validation.", smoke=3, real=8, low=2, most=100_000)
 

@@ -142,7 +142,7 @@ def ask(run_dir: str, rank: int, pid: Optional[int]) -> None:
 
 
 def answer(run_dir: str, rank: int, pid: Optional[int]) -> Dict[str, List[str]]:
-    """The trainer's answer, empty if it does not come: a stopped process, or another trainer."""
+    """The trainer's answer, empty if it does not come, as of a stopped process."""
     request, path = os.path.join(run_dir, REQUEST % rank), os.path.join(run_dir, ANSWER % rank)
     limit = time.monotonic() + (ANSWER_SECONDS if pid is not None else 0.0)
     while os.path.exists(request) and time.monotonic() < limit:
