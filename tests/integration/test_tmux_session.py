@@ -13,7 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
@@ -227,6 +229,18 @@ def test_a_polite_program_yields_to_others_and_its_runner_does_not(job, tmp_path
         Path(f"/proc/{child}/oom_score_adj").read_text(),
     )
     assert polite == "off" or (niceness, killed_first) == (19, "1000\n")
+
+
+def test_a_clock_that_is_set_back_makes_a_session_no_younger_than_what_it_writes(tmp_path, monkeypatch):
+    given = {"argv": ["/bin/true"], "chdir": "/", "env_file": None, "log": str(tmp_path / "log"), "env": {}}
+    (tmp_path / ".session").mkdir()
+    (tmp_path / ".session/launch.json").write_text(json.dumps({"id": "1", "session": "job-1", "given": given}))
+    one = runner.Runner(str(tmp_path / ".session"))
+    # A battery or another system has left the machine's clock hours ahead, until it asks others for the time.
+    one.state["started"] += 8 * 3600
+    output = SimpleNamespace(pump=lambda seconds: setattr(one, "status", 0))
+    one._follow(output)
+    assert json.loads((tmp_path / "session.json").read_text())["started"] <= time.time()
 
 
 def test_without_rights_to_yield_nothing_fails(tmp_path):

@@ -217,6 +217,10 @@ class Runner:
         """The job's wait status, after it ended or was stopped."""
         while self.status is None:
             output.pump(0.2)
+            if time.time() < self.state["started"]:
+                # The clock was set back, as at a boot: all that is written from now on would seem to be of an earlier session.
+                self.state["started"] = time.time()
+                self._save(output)
             if self.stops:
                 self._stop_gently(output)
             self._reap()

@@ -20,6 +20,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deployment im
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import run_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import run_info
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.boot import BootEntry
 
 
 def put(path: Path, text: str = "{}") -> Path:
@@ -113,6 +114,21 @@ def test_everything_that_is_ours_goes(take, base):
     assert done["said"][0].startswith(f"desktop: removed: {brief}")
     assert done["said"][0].endswith("tracker, python, measured.json, 3 copied files")
     assert take()["changed"] is False
+
+
+def test_what_starts_a_run_after_a_reboot_goes_with_its_folder(take, base, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (base / "runs/solo/.session").mkdir()
+    units = {name: base / "runs" / name for name in ("solo", "elsewhere")}
+    for name, folder in units.items():
+        put(
+            tmp_path / f".config/systemd/user/nanochat-{name}-rank0.service",
+            BootEntry("", str(folder)).unit_text.decode(),
+        )
+    take(check=True)
+    assert len(list(tmp_path.rglob("*.service"))) == 2
+    take()
+    assert [one.name for one in tmp_path.rglob("*.service")] == ["nanochat-elsewhere-rank0.service"]
 
 
 def test_the_trainers_environment_goes_with_everything_if_it_is_ours(take, base):
