@@ -156,13 +156,9 @@ class Story(_Named, CallbackBase):
         """Count changes; show texts and findings."""
         if "terminal" in result.result and result.task.action == "nanochat.ddp.agent":
             self._for_terminal = result.result
-        self._warnings(result)
-        seen = result.result
         self._steps.worked = True
-        if result.task.action in DEBUG:
-            self._debug_text(result)
-        self._findings(seen)
-        if seen.get("changed"):
+        self.v2_runner_item_on_ok(result)
+        if result.result.get("changed"):
             self._changed(result)
 
     def _debug_text(self, result: Any) -> None:
@@ -222,7 +218,7 @@ class Story(_Named, CallbackBase):
         self._warnings(result)
 
     def v2_runner_item_on_ok(self, result: Any) -> None:
-        """One item of a loop: its findings, and what it would change."""
+        """One item of a loop: its texts and findings."""
         self._warnings(result)
         if result.task.action in DEBUG:
             self._debug_text(result)

@@ -293,10 +293,9 @@ def findings(cases: Cases) -> dict[str, Any]:
 # -- run folders ----------------------------------------------------------------------------------------------------------
 
 _HOST = (
-    "state shown rank world step done steps rows rows_before rows_changed loss first_loss last_loss val_bpb tokens_per_second_mean"
-    " step_seconds wait_share memory_bytes bytes_sent identical digest attempts resumed_from saved previous checkpoint training"
-    " stage trainer expected share end_reason end_cause end_blames error cause exit_code signal revived died_of"
-    " phase membership newest_run problem"
+    "state shown rank world step done steps rows rows_before rows_changed loss first_loss val_bpb tokens_per_second_mean"
+    " step_seconds wait_share memory_bytes bytes_sent identical digest saved training share end_reason end_cause end_blames"
+    " error cause exit_code signal revived died_of phase membership problem"
 )
 _MEMBERSHIP = "state generation members why waits hears away repeated gave_way"
 # In the plays below the hosts are folders of this machine, or at a port where nobody listens.
@@ -381,8 +380,6 @@ def looks(built: Any) -> list[dict[str, Any]]:
 def host_of(found: Case, now: float) -> dict[str, Any]:
     """The state of a run on one host."""
     facts = picked(found, _HOST)
-    if "checkpoint" in facts:
-        facts["checkpoint"] = {key: facts["checkpoint"][key] for key in ("step", "path")}
     if "membership" in facts:
         facts["membership"] = picked(facts["membership"], _MEMBERSHIP)
         facts["membership"]["away"] = [

@@ -11,13 +11,10 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
-from .._contract.decode import decode
-from .._contract.document import section
 from .._contract.plan import Plan
-from .._contract.validate import InvalidHostData
 from .._kit.words import plain_reason
 from .._run.health import Health, Seen, StallLimits
-from .._run.state import CRASHED, EMPTY
+from .._run.state import CRASHED
 from .evidence import RankDeath, RankEvidence, death_of, works
 
 MASK = "***"
@@ -31,15 +28,11 @@ class Answer(NamedTuple):
     is_silent: bool = False
 
 
-def answer_of(result: Any) -> Answer:
+def answer_of(result: Optional[Mapping[str, Any]]) -> Answer:
     """The result of doctor_info on a host, whatever happened to the task."""
-    found = (result or {}).get("evidence")
-    if found is not None:
-        try:
-            return Answer(decode(RankEvidence, {**found, "run": {**EMPTY, **section(found, "run")}}))
-        except InvalidHostData as why:
-            return Answer(None, "sent an invalid answer: %s" % why)
     told = result or {"msg": "the host was not contacted"}
+    if told.get("evidence"):
+        return Answer(told["evidence"])
     if told.get("timedout"):
         return Answer(None, "did not answer within %s s" % told["timedout"].get("period", "some"), True)
     said = (plain_reason(str(told.get("msg") or "")).splitlines() or ["no reason was given"])[0]
@@ -48,13 +41,13 @@ def answer_of(result: Any) -> Answer:
 
 
 class Case:
-    """One examination."""
+    """One examination; results: what doctor_info returned by host."""
 
-    def __init__(self, plan: Plan, answers: Mapping[str, Answer]) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, results: Mapping[str, Any]) -> None:
+        self.plan, self.results = plan, results
         self.ranks = {node["host"]: node["rank"] for node in plan["nodes"]}
         # In the order of their ranks.
-        self.answers = {host: answers[host] for host in sorted(answers, key=self.rank)}
+        self.answers = {host: answer_of(results[host]) for host in sorted(results, key=self.rank)}
         self.known = {host: one.evidence for host, one in self.answers.items() if one.evidence is not None}
         self.silent = sorted(host for host, one in self.answers.items() if one.is_silent)
         self.limits = StallLimits(timeout=float(plan.get("timeout_seconds") or StallLimits().timeout))
@@ -71,14 +64,9 @@ class Case:
             return Seen(host, silent=math.inf)
         return Seen(host, found["run"], without_cpu=0.0 if works(found) else math.inf)
 
-    @classmethod
-    def examined(cls, plan: Plan, results: Mapping[str, Any]) -> Case:
-        """The case of doctor_info's results by host."""
-        return cls(plan, {host: answer_of(result) for host, result in results.items()})
-
     def part(self, hosts: Iterable[str]) -> Case:
         """The same of some hosts."""
-        return Case(self.plan, {host: self.answers[host] for host in hosts if host in self.answers})
+        return Case(self.plan, {host: self.results[host] for host in hosts if host in self.results})
 
     def rank(self, host: str) -> int:
         return self.ranks.get(host, -1)

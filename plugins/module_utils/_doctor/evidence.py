@@ -103,11 +103,6 @@ def error_of(found: RankEvidence) -> str:
     return str(found["run"]["error"] or found["run"]["end_error"] or "")
 
 
-def process_of(found: RankEvidence) -> Mapping[str, Any]:
-    """The rank's process; empty if there is none."""
-    return found.get("process") or {}
-
-
 def low_disk(found: RankEvidence) -> Optional[int]:
     """The free bytes of the run folder's disk, if too few for a checkpoint; None if enough or unknown."""
     free = found["system"]["disk_free"]
@@ -127,7 +122,8 @@ def innermost_frame(found: RankEvidence) -> str:
 
 def slow_reasons(found: RankEvidence) -> List[str]:
     """Why a rank may be slow, as far as its host shows."""
-    system, process = found["system"], process_of(found)
+    system = found["system"]
+    process: Mapping[str, Any] = found["process"] or {}
     reasons = []
     if (process.get("swapped_bytes") or 0) > 256 * 2**20:
         reasons.append("it is swapping (%s swapped out)" % bytes_text(process["swapped_bytes"]))
@@ -167,7 +163,7 @@ def lines_of(found: RankEvidence) -> List[str]:
 
 
 def describe(found: RankEvidence) -> str:
-    system, process = found["system"], process_of(found)
+    system, process = found["system"], found["process"]
     run = found["run"]
     parts = [
         run["state"],

@@ -65,17 +65,14 @@ def doctor_info(
 # -- the trainer's process --------------------------------------------------------------------------------------------
 
 
-Table = Mapping[int, processes.Process]  # all processes by pid
-
-
-def rank_pids(run_dir: str, pid: Optional[int], table: Table) -> Set[int]:
+def rank_pids(run_dir: str, pid: Optional[int], table: Mapping[int, processes.Process]) -> Set[int]:
     """All processes of the rank's session, and of the run's other nodes on this machine."""
     name = os.path.basename(run_dir.rstrip("/"))
     mine = {one.pid for one in table.values() if one.worker and "--run=%s" % name in one.argv}
     return mine | {os.getpid()} | ({pid} if pid else set())
 
 
-def trainer_pid(run_dir: str, heartbeat: Document, table: Table) -> Optional[int]:
+def trainer_pid(run_dir: str, heartbeat: Document, table: Mapping[int, processes.Process]) -> Optional[int]:
     """The rank's process: the one with the heartbeat, or else its session's deepest one; None if gone."""
     marker = read_object(os.path.join(run_dir, "session.json")).get("id")
     ours = [one for one in table.values() if marker and one.marker == marker]

@@ -10,7 +10,7 @@ compared.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple, TypedDict
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
 
 from .._contract.document import whole
 from .._contract.findings import Finding, finding
@@ -26,7 +26,6 @@ from .evidence import (
     innermost_frame,
     lines_of,
     low_disk,
-    process_of,
     slow_reasons,
     was_killed,
     works,
@@ -53,11 +52,8 @@ def diagnose(case: Case) -> Diagnosis:
 
 def judged(case: Case) -> Finding:
     """The first question's answer that is not None."""
-    for question in QUESTIONS:
-        verdict = question(case)
-        if verdict:
-            return verdict
-    return healthy(case)
+    answers = (question(case) for question in (*QUESTIONS, healthy))
+    return next(verdict for verdict in answers if verdict)
 
 
 def of_keepers(case: Case) -> Optional[Finding]:
@@ -189,15 +185,11 @@ def cause_of(case: Case, host: str) -> Finding:
     if case.health.seen[host].lost_its_keeper:
         return finding(code, host, "%s: %s." % (case.name(host), str(run["error"]).rstrip(".")))
     at = " at step %s" % run["step"] if run["step"] is not None else " before its first step"
-    coded = "ended with an error" if run["exit_code"] is None else "ended with code %s" % run["exit_code"]
-    ended = "ended by signal %s" % run["signal"] if run["signal"] else coded
-    what = {
-        "rank-oom": "was killed by the kernel: out of memory (OOM)" if was_killed(found) else ended,
-        "rank-killed": "was killed by signal 9 (SIGKILL)",
-        "rank-vanished": "disappeared without an exit status",
-    }.get(code, ended)
+    coded = "ended without an exit status" if run["exit_code"] is None else "ended with code %s" % run["exit_code"]
+    signal = 9 if was_killed(found) else run["signal"]
+    ended = "was ended by signal %s" % signal if signal else coded
     words = (found["kernel"] or [""])[-1] if was_killed(found) else error_of(found)
-    return finding(code, host, "%s %s%s%s" % (case.name(host), what, at, ": " + words if words else "."))
+    return finding(code, host, "%s %s%s%s" % (case.name(host), ended, at, ": " + words if words else "."))
 
 
 def not_running(case: Case) -> Optional[Finding]:
@@ -215,7 +207,7 @@ def not_running(case: Case) -> Optional[Finding]:
 
 def frozen(case: Case) -> Optional[Finding]:
     for host, found in case.known.items():
-        process = process_of(found)
+        process: Mapping[str, Any] = found["process"] or {}
         age = found["run"]["heartbeat_age"]
         if process.get("state") in ("T", "t"):
             seen = "%s is stopped (process %d is in state T)." % (case.name(host), process["pid"])

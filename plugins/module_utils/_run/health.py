@@ -173,10 +173,6 @@ class Health:
         members = [one for one in self.by_rank() if self.parts and one.host in self.parts[0].members]
         return members or self.by_rank()
 
-    def others_finished(self, host: str) -> bool:
-        """Whether the run finished without this host."""
-        return any(one.run["state"] == FINISHED for other, one in self.seen.items() if other != host)
-
     def gave_up(self) -> Optional[str]:
         """The host whose keeper gave up first, followed by the others; None if none did."""
         failed = [host for host, one in self.seen.items() if one.last_word == FAILED]

@@ -28,14 +28,11 @@ def live_line(seen: Sequence[Seen], width: int = 0, unicode: bool = True) -> str
 
     Fills the width; without a width there is no bar.
     """
-    health = Health(seen)
-    ranks = health.training()
+    ranks = Health(seen).training()
     if all(one.run["step"] is None for one in ranks):
         watched = max(one.age for one in ranks)
         return "starting%s: %s" % (" for %s" % whole_seconds(watched) if watched >= QUIET else "", phases_text(ranks))
     words = _live_parts(ranks)
-    if len(health.parts) > 1:
-        words["apart"] = "%s apart" % ", ".join(", ".join(part.members) for part in health.parts[1:])
     for name in DISPENSABLE:
         if 0 < width < len("  ".join(words.values())):
             words.pop(name, None)

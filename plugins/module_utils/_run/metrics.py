@@ -61,7 +61,7 @@ class RunFigures(TypedDict):
     wait_share: Optional[float]  # the same as a share of the time of these steps
     bytes_sent: Optional[int]  # what this rank has sent in a step, on average
     memory_bytes: Optional[int]  # memory of the rank
-    rows: Optional[int]  # rows of a step that this host takes now; before the first step those of the plan
+    rows: Optional[int]  # rows of a step that this host takes now
     rows_before: Optional[int]  # its rows before they were changed last, where they were
     rows_changed: Optional[int]  # the first step with the rows of now, where they were others before
 
@@ -136,7 +136,7 @@ def _pace(steps: List[Event]) -> Optional[float]:
     """Wall-clock seconds per step, evaluations and saves included."""
     window = steps[-ETA_STEPS:]
     if len(window) < 2:
-        return _number(window[0], "seconds") or None if window else None
+        return None
     done = number(window[-1], "step") - number(window[0], "step")
     return (_number(window[-1], "time") - _number(window[0], "time")) / done if done > 0 else None
 

@@ -24,7 +24,6 @@ from .metrics import PEEK_BYTES
 from .state import EMPTY, ENDED, RUNNING, RunState, read_run
 
 PEEK_SECONDS = 0.5
-IDLE_PEEK_SECONDS = 1.0  # when only the end would be news
 BUSY_SECONDS = 1.0  # CPU use is measured over this time if there was no progress for IDLE_SECONDS
 IDLE_SECONDS = 10.0
 READING = 1e5  # bytes per second from disk; a rank that waits for others never reads this much
@@ -105,7 +104,7 @@ def wait_for_news(peek: Callable[[], RunState], wait: Mapping[str, Any]) -> None
         waited = time.monotonic() - begun
         if run["step"] != wait["step"] and waited >= wait["at_least"]:
             return
-        time.sleep(PEEK_SECONDS if waited + IDLE_PEEK_SECONDS > wait["at_least"] else IDLE_PEEK_SECONDS)
+        time.sleep(PEEK_SECONDS)
         run = peek()
 
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from typing import Any, Callable, Iterator, List, NamedTuple, Set
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple
 
 from .._contract.document import words
 from .._contract.run_folder import (
@@ -171,26 +171,20 @@ def _refuse_living(base: str, folders: List[str]) -> None:
     """Refuse while there is a process of these folders: a session, its remains, or a trainer started by hand."""
     table = processes.processes()
     markers = {one.marker: one for one in table.values() if one.marker and one.state not in ("Z", "X")}
-    living: List[str] = []
-    runs: Set[str] = set()
+    living: Dict[str, str] = {}
     for folder in folders:
         session = read_object(os.path.join(folder, SESSION))
         last = read_object(os.path.join(folder, SESSION_FILES, "launch.json"))
         ids = {one for one in (session.get("id"), last.get("id")) if isinstance(one, str)}
-        left = [markers[one] for one in ids if one in markers]
+        left = next((markers[one] for one in ids if one in markers), None)
         if left:
-            name = session.get("session") or last.get("session") or folder
-            living.append(f"{name} runs (process {left[0].pid})")
+            living[folder] = f"{session.get('session') or last.get('session') or folder} runs (process {left.pid})"
         elif read_run(folder, lines=0, limit=PEEK_BYTES)["state"] == RUNNING:
-            living.append(f"a training runs in {folder}")
-        else:
-            continue
-        runs |= {os.path.basename(folder)} if os.path.basename(os.path.dirname(folder)) == "runs" else set()
+            living[folder] = f"a training runs in {folder}"
     if living:
-        how = " and ".join(
-            f"ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run={name}" for name in sorted(runs)
-        )
-        told = f"{' and '.join(living)} below {base}, so nothing was removed there; stop it first"
+        runs = [os.path.basename(one) for one in living if os.path.basename(os.path.dirname(one)) == "runs"]
+        how = " and ".join(f"ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run={name}" for name in runs)
+        told = f"{' and '.join(living.values())} below {base}, so nothing was removed there; stop it first"
         raise PurgeError(told + (f": {how}" if how else ""))
 
 

@@ -10,7 +10,7 @@ import re
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, cast
 
-from .._contract.document import Document, items, section, text, whole
+from .._contract.document import Document, section, text, whole
 from .._contract.keeper_states import FAILED, OVER, TRAINING
 from .._contract.run_folder import MEMBERS, TRAINING_FILE, checkpoint_steps
 from .._contract.training import TrainingIdentity, training_of
@@ -230,7 +230,6 @@ def describe(records: Records, alive: bool) -> RunState:
     keeper = membership_of(records.member, records.members, started, records.events, plan)
     state = host_state(session, alive, figures, bool(records.events), keeper)
     heartbeat = _of_session(records.heartbeat, started or figures["started"])
-    node = next((node for node in items(plan, "nodes") if node.get("rank") == records.rank), {})
     return {
         **EMPTY,
         **figures,
@@ -243,7 +242,6 @@ def describe(records: Records, alive: bool) -> RunState:
         "steps": positive(heartbeat.get("steps"))
         or figures["steps"]
         or positive(section(plan, "training").get("iterations")),
-        "rows": whole(node, "rows") if figures["rows"] is None else figures["rows"],
         "started": started or figures["started"],
         "plan_digest": text(plan, "digest"),
         "training": training_of(records.training),

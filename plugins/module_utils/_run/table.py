@@ -57,19 +57,12 @@ def changed_rows_lines(seen: Sequence[Seen]) -> List[str]:
 
 
 def checkpoint_lines(seen: Sequence[Seen]) -> List[str]:
-    """Where the newest checkpoints are; hosts with the same folder share a line."""
-    places: Dict[Tuple[int, str], List[str]] = {}
-    for one in seen:
-        if one.run["saved"] is not None:
-            places.setdefault((one.run["saved"], one.run["run_dir"]), []).append(one.host)
-    return ["checkpoint of step %s on %s in %s" % (step, named(hosts), path) for (step, path), hosts in places.items()]
+    """Where the newest checkpoints are."""
+    runs = {one.host: one.run for one in seen if one.run["saved"] is not None}
+    return ["checkpoint of step %s on %s in %s" % (run["saved"], host, run["run_dir"]) for host, run in runs.items()]
 
 
 # -- columns ------------------------------------------------------------------------------------------------------------
-
-
-def _loss(one: Seen) -> str:
-    return "not a number" if one.run["diverged"] else loss_text(one.run["loss"])
 
 
 def _speed_now(one: Seen) -> str:
@@ -96,7 +89,7 @@ COLUMNS: Sequence[Tuple[str, Callable[[Seen], str]]] = (
     ("step", _steps),
     ("rows", lambda one: DASH if one.run["rows"] is None else str(one.run["rows"])),
     ("first loss", lambda one: DASH if one.run["state"] == RUNNING else loss_text(one.run["first_loss"])),
-    ("loss", _loss),
+    ("loss", lambda one: "not a number" if one.run["diverged"] else loss_text(one.run["loss"])),
     ("val bpb", lambda one: loss_text(one.run["val_bpb"])),
     ("tok/s", _speed_now),
     ("mean tok/s", lambda one: speed_text(one.run["tokens_per_second_mean"])),

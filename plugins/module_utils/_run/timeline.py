@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
-from .._contract.document import items
+from .._contract.document import items, words
 from .._contract.keeper_states import FAILED, OVER
 from .._kit.words import bytes_text, seconds_text
 from .collected import CollectedRank, CollectedRun
@@ -62,6 +62,9 @@ def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
             repeated += again
             text += "; %d steps are repeated" % again if again else ""
             mark = "" if is_first else "start"
+            # All ranks have the same.
+            for notice in words(event, "notices") if rank.files.rank == 0 else ():
+                yield Happening(at, rank.host, notice, "warning", step, "warning")
         elif kind == "shares" and rank.files.rank == 0:
             text, mark = _new_shares(event), "shares"
         elif kind == "digest" and event.get("identical") is False:

@@ -29,10 +29,9 @@ class WatchVerdict(NamedTuple):
 
 
 class WatchedRun(NamedTuple):
-    """Judges the hosts of a run for a watcher; the state of a host that was silent for too long is unknown."""
+    """Judges the hosts of a run for a watcher."""
 
     health: Health
-    known: Health  # only of hosts that answered lately
     first_step: bool
 
     def verdict(self, host: str) -> Optional[WatchVerdict]:
@@ -42,19 +41,20 @@ class WatchedRun(NamedTuple):
             return self._alone(own)
         # Keepers can continue without hosts: one that nobody misses is not given up while the others train.
         overs = [one.verdict for name, one in seen.items() if name != host]
-        trains = own.silent <= AWAY_SECONDS and self.known.trains(host)
+        trains = own.silent <= AWAY_SECONDS and self.health.trains(host)
         if own.run["state"] == FINISHED or STALLED in overs or trains:
             return self._alone(own)
         near = own.keeper is not None and own.silent <= AWAY_SECONDS
-        if self.known.others_finished(host) or (self.first_step and STARTED in overs):
+        finished = any(one.run["state"] == FINISHED for name, one in seen.items() if name != host)
+        if finished or (self.first_step and STARTED in overs):
             # A keeper that hears of the end follows within seconds.
             follows = near and _stepless(own) <= MISSING_GRACE
             return None if follows else WatchVerdict(AWAY, "was away while the others trained")
-        if own.keeper or any(other != host for other in self.known.keepers):
-            if self.known.parts or not self._waited_too_long():
+        if own.keeper or any(other != host for other in self.health.keepers):
+            if self.health.parts or not self._waited_too_long():
                 return None
             if own.keeper and own.silent <= LOST_SECONDS:
-                return WatchVerdict(ORPHANED, reason(self.known, host))
+                return WatchVerdict(ORPHANED, reason(self.health, host))
         return self._alone(own)
 
     def _alone(self, own: Seen) -> Optional[WatchVerdict]:
@@ -64,12 +64,9 @@ class WatchedRun(NamedTuple):
         if state in ENDED or (own.state == CRASHED and min(own.ended, own.without_cpu) > ENDING_GRACE):
             return ended(own.run)
         if own.silent > LOST_SECONDS:
-            told = (own.silent, state or "not yet seen", _where(own.run))
-            text = "has not answered for %.0f s; it was %s with %s then, and continues without the controller" % told
-            return WatchVerdict(LOST, text)
+            return WatchVerdict(LOST, "has not answered for %.0f s; it continues without the controller" % own.silent)
         if state != RUNNING:
-            there = "has no run folder" if state == ABSENT else "has a run folder but no session in it"
-            missing = WatchVerdict(MISSING, "%s (%s)" % (there, own.run["run_dir"]))
+            missing = WatchVerdict(MISSING, "has no session (in %s)" % own.run["run_dir"])
             return missing if own.age > MISSING_GRACE else None
         if self.first_step and own.run["step"] is not None:
             return WatchVerdict(STARTED, "training started (%s)" % _where(own.run))
@@ -92,27 +89,27 @@ class WatchedRun(NamedTuple):
         seen = self.health.seen
         if not self.health.stalled and not any(one.verdict == STALLED for one in seen.values()):
             return None
-        return WatchVerdict(STALLED, self._stalled_text(own))
-
-    def _stalled_text(self, own: Seen) -> str:
         run = own.run
         if own.is_away:
-            return "has not answered for %.0f s, and the others make no progress" % own.silent
-        if has_no_heartbeat(own, self.health.limits):
-            return "has no heartbeat for %.0f s (%s)" % (run["heartbeat_age"], _where(run))
-        return "has made no progress for %.0f s in phase %s%s (%s; a step usually takes %s)" % (
-            own.idle or 0.0,
-            run["phase"] or "start",
-            " (collective %s)" % run["collective"] if run["collective"] else "",
-            _where(run),
-            "%.1f s" % run["step_seconds"] if run["step_seconds"] else "an unknown time",
-        )
+            text = "has not answered for %.0f s, and the others make no progress" % own.silent
+        elif has_no_heartbeat(own, self.health.limits):
+            text = "has no heartbeat for %.0f s (%s)" % (run["heartbeat_age"], _where(run))
+        else:
+            text = "has made no progress for %.0f s in phase %s%s (%s; a step usually takes %s)" % (
+                own.idle or 0.0,
+                run["phase"] or "start",
+                " (collective %s)" % run["collective"] if run["collective"] else "",
+                _where(run),
+                "%.1f s" % run["step_seconds"] if run["step_seconds"] else "an unknown time",
+            )
+        return WatchVerdict(STALLED, text)
 
 
 def judge(host: str, seen: Mapping[str, Seen], limits: StallLimits, first_step: bool = False) -> Optional[WatchVerdict]:
     """The verdict on a host, or None to continue watching."""
+    # The state of a host that was silent for too long is unknown.
     known = [one if one.silent <= LOST_SECONDS else one._replace(run=UNSEEN) for one in seen.values()]
-    return WatchedRun(Health(seen.values(), limits), Health(known, limits), first_step).verdict(host)
+    return WatchedRun(Health(known, limits), first_step).verdict(host)
 
 
 def _stepless(one: Seen) -> float:

@@ -12,9 +12,10 @@ from typing import Any
 from ...module_utils._contract.decode import believed_plans
 from ...module_utils._contract.plan import Plan
 from ...module_utils._doctor.case import Case, bundle
+from ...module_utils._doctor.evidence import RankEvidence
 from ...module_utils._doctor.judge import diagnose
 from ...module_utils._kit.printable import printable
-from .._agent.carrier import Call
+from .._agent.carrier import Call, decoded
 from .._runs import age
 from .kept import keep
 
@@ -36,7 +37,7 @@ def doctor_info(call: Call, plan: Plan) -> dict[str, object]:
     nodes = {node["host"]: node for node in plan["nodes"] if node["host"] in call.variables["groups"]["all"]}
     if call.host not in nodes:
         return {}
-    return call.ask(
+    told = call.ask(
         "doctor_info",
         # A plan of one host lacks the folders of the others.
         run_dir=f"{call.which_run()['base_dir']}/runs/{plan['run']}",
@@ -45,6 +46,7 @@ def doctor_info(call: Call, plan: Plan) -> dict[str, object]:
         # Any data port will do: firewalls are open there, so an unused port refuses at once, and only a blocked link stays silent.
         probe_port=plan["data_ports"]["high"],
     )
+    return decoded(told, {"evidence": RankEvidence}, call.host)
 
 
 def judge_verdict(
@@ -54,7 +56,7 @@ def judge_verdict(
     hosts, known = [node["host"] for node in plan["nodes"]], call.variables["hostvars"]
     gone = {"unreachable": True, "msg": "it is not in this inventory"}
     there = [host for host in hosts if host in call.variables["groups"]["all"]]
-    case = Case.examined(plan, {host: evidence.get(host) if host in there else gone for host in hosts})
+    case = Case(plan, {host: evidence.get(host) if host in there else gone for host in hosts})
     told = diagnose(case)
     file = f"{results_dir}/{plan['run']}/doctor.json"
     secrets = [known[host].get("ddp_secret_env") or {} for host in there]

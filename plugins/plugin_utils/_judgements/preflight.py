@@ -22,7 +22,7 @@ from ...module_utils._preflight.evidence import HostTries, PreflightEvidence
 from ...module_utils._preflight.judge import in_order, judge, load
 from ...module_utils._preflight.links import ways_to
 from ...module_utils._preflight.measured import program_answer, slowest_link
-from ...module_utils._preflight.peer_check import LinkTry, closed_ports
+from ...module_utils._preflight.peer_check import closed_ports
 from ...module_utils._preflight.predict import Outlook, advice, outlook, prediction_text
 from .._agent.carrier import Call
 from .._configuration import display_is_ours
@@ -218,19 +218,12 @@ def links_text(evidence: PreflightEvidence) -> str:
         [
             f"{host} -> {link['host']}",
             link["nic"] or DASH,
-            ports_text(link),
             number(link["latency_ms"], "ms", 2),
             number(link["bandwidth_mbit"], "Mbit/s", 0),
         ]
         for host, link in evidence.links()
     ]
-    return "\n".join(table(["link", "nic", "ports", "round trip", "rate"], rows)) if rows else ""
-
-
-def ports_text(link: LinkTry) -> str:
-    """How many of a direction's ports are closed."""
-    closed = len(closed_ports(link))
-    return f"{closed} of {len(link['ports'])} closed" if closed else "open"
+    return "\n".join(table(["link", "nic", "round trip", "rate"], rows)) if rows else ""
 
 
 def number(value: float | None, unit: str, digits: int) -> str:

@@ -20,6 +20,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.filter.values import status_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
@@ -28,6 +29,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Seen, StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, phases_text, regrouped
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import judge
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import decoded
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.watch import closing_table
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import doctor, preflight
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
@@ -199,20 +201,24 @@ def evidence_of(run: Any) -> dict[str, Any]:
     return {"run": run, **copy.deepcopy(HONEST["evidence"])}
 
 
+def examined(evidence: Any, host: str) -> dict[str, Any]:
+    return decoded({"evidence": json.loads(json.dumps(evidence))}, {"evidence": RankEvidence}, host)
+
+
 def test_whatever_a_host_gives_the_doctor_is_evidence_or_a_sentence():
     plan: Any = {
         "run": "d4",
         "nodes": [{**node, "nic": "eth0"} for node in NODES],
         "master": {"host": "good", "address": "10.0.0.0", "port": 29500},
     }
-    good = {"evidence": evidence_of(GOOD)}
+    good = examined(evidence_of(GOOD), "good")
     for number, evidence in enumerate(cases(*map(evidence_of, RUNS))):
         silent = number % 2 == 0
         results = {
             "good": {"unreachable": True} if silent else good,
-            "evil": {"evidence": json.loads(json.dumps(evidence))},
+            "evil": examined(evidence, "evil"),
         }
-        told = diagnose(Case.examined(plan, results))
+        told = diagnose(Case(plan, results))
         assert told["verdict"]["host"] in ("good", "evil")
         refused = [line for line in told["evidence"] if "sent an invalid answer" in line]
         assert all(line.startswith("rank 1 (evil): ") and line.isprintable() for line in refused)
@@ -221,7 +227,9 @@ def test_whatever_a_host_gives_the_doctor_is_evidence_or_a_sentence():
 def test_whatever_plan_a_host_sends_back_the_doctor_goes_by_one_that_can_be():
     ports = {"data_ports": {"low": 32768, "high": 60999}, "timeout_seconds": 300, "master": MASTER, "run": "d4"}
     deployed = {"nodes": [{**node, "nic": "eth0", "peers": ["10.0.0.9"]} for node in NODES], **ports}
-    evidence = {node["host"]: {"evidence": evidence_of(run)} for node, run in zip(NODES, (GOOD, RUNS[0]), strict=True)}
+    evidence = {
+        node["host"]: examined(evidence_of(run), "good") for node, run in zip(NODES, (GOOD, RUNS[0]), strict=True)
+    }
     call: Any = SimpleNamespace(variables={"groups": {"all": ["good", "evil"]}}, which_run=lambda: {"run": None})
     believed = 0
     for plan in cases(deployed):
@@ -230,7 +238,7 @@ def test_whatever_plan_a_host_sends_back_the_doctor_goes_by_one_that_can_be():
         if one:
             believed += 1
             assert re.fullmatch(r"[\w.-]+", one["run"]) and one["data_ports"]["high"] > 1023
-            diagnose(Case.examined(one, evidence))
+            diagnose(Case(one, evidence))
     assert CASES / 10 < believed < CASES
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleError
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 
 PLAN = {
     "run": "d4",
@@ -72,7 +75,8 @@ MACHINE = {"cpus": 1, "load1": 0.0, "memory_available": 0}
 # One secret is a part of another, and one is a word.
 SECRETS = {"SHORT": "s3cr", "WANDB_API_KEY": "s3cr3t", "FLAG": "yes"}
 OVER = {"state": "finished", "step": 9, "last_lines": ["login with s3cr3t, s3cr and yes failed"]}
-DONE = {"evidence": {"rank": 0, "run": OVER, "links": {}, "system": MACHINE, "others": [], "kernel": []}}
+FOUND = {"rank": 0, "run": {**EMPTY, **OVER}, "links": {}, "system": MACHINE, "others": [], "kernel": []}
+DONE = {"evidence": decode(RankEvidence, FOUND)}
 
 
 def test_a_verdict_is_returned_and_all_of_it_kept_without_secrets(agent, tmp_path):

@@ -9,6 +9,7 @@ import copy
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings_table import (
     CATALOGUE,
@@ -17,7 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings_ta
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import judge
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import CODES, FAILED, lines_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import CODES, FAILED, RankEvidence, lines_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LOSSES, Cause
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper, run_of
@@ -72,11 +73,17 @@ TIMED_OUT = {"failed": True, "msg": "Timed out after 25 second(s).", "timedout":
 
 def result_of(found: dict[str, Any] | None) -> dict[str, Any]:
     """The registered result of a host's task; None means no answer in time."""
-    return TIMED_OUT if found is None else found if "failed" in found or "unreachable" in found else {"evidence": found}
+    return (
+        TIMED_OUT
+        if found is None
+        else found
+        if "failed" in found or "unreachable" in found
+        else {"evidence": decode(RankEvidence, found)}
+    )
 
 
 def diagnosed(plan: Any, results: dict[str, Any]) -> Any:
-    return diagnose(Case.examined(plan, results))
+    return diagnose(Case(plan, results))
 
 
 def verdict(desktop: dict[str, Any] | None, laptop: dict[str, Any] | None) -> dict[str, Any]:

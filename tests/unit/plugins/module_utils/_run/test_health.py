@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import (
@@ -95,7 +97,7 @@ def test_watch_status_and_doctor_agree(case: str) -> None:
     table = run_table.status_screen(list(seen.values()))
     assert ("stalled" in table or "no heartbeat" in table) is (stalls or "no heartbeat, one evaluates" in case)
     answers = {"a": {"evidence": evidence(first, "b")}, "b": {"evidence": evidence(second, "a")}}
-    told = diagnose(Case.examined(PLAN, answers))
+    told = diagnose(Case(PLAN, answers))
     # A rank that computes for longer than the timeout is examined, and found to be slow.
     alarm = told["verdict"]["severity"] == "error"
     assert alarm is (stalls and "computes" not in case)
@@ -104,7 +106,7 @@ def test_watch_status_and_doctor_agree(case: str) -> None:
 def evidence(run: Any, peer: str) -> dict[str, Any]:
     process = {"pid": 7, "state": "S", "cpu_share": run["busy"] or 0.0, "waits_in": "", "memory_bytes": 0}
     system = {"cpus": 2, "load1": 0.0, "memory_available": 0}
-    return {
+    found = {
         "rank": 0,
         "run": run,
         "process": process,
@@ -113,6 +115,7 @@ def evidence(run: Any, peer: str) -> dict[str, Any]:
         "others": [],
         "kernel": [],
     }
+    return dict(decode(RankEvidence, found))
 
 
 def test_a_host_that_gives_no_answer_is_missed_only_if_the_others_wait() -> None:

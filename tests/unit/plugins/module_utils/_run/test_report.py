@@ -141,6 +141,8 @@ def test_what_the_start_said_and_how_often_the_data_were_read_is_in_the_report(t
         append(run / host / f"metrics-rank{rank}.jsonl", {**fake_run.step_event(3, rank, 1.7e9 + 51), "epoch": 2})
     data = report_data(run)
     assert data["sentences"] == ["Step 4 is damaged", "epoch 2: all data were read 1 time before"]
+    told = [one for one in data["happenings"] if one["text"] == "Step 4 is damaged"]
+    assert [(one["severity"], one["step"]) for one in told] == [("warning", 3)]
 
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
