@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, TypedDict
 
+from .findings import Finding
 from .probe import Folder
 
 if TYPE_CHECKING:
@@ -167,19 +168,13 @@ class Conversations(TypedDict):
     count: int
 
 
-class ConversationFacts(Conversations):
-    """Conversations as the controller reads them, with their errors."""
-
-    problems: List[str]
-
-
 class Here(TypedDict, total=False):
-    """The controller's answers to the plan."""
+    """What the settings name on the controller."""
 
     folders: Dict[str, Folder]
-    read_only: str  # the folder for results, if it cannot be written
-    conversations: ConversationFacts
-    held_out: ConversationFacts
+    conversations: Conversations
+    held_out: Conversations
+    obstacles: List[Finding]  # why these or the folder of results cannot be used
 
 
 class Stage(TypedDict):
@@ -214,15 +209,6 @@ class Plan(TypedDict):
 def open_ports(plan: Plan, node: Node) -> List[int]:
     """The ports that a host opens besides its data ports: the rendezvous port on the master only, unless there are keepers."""
     return node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
-
-
-class ControllerQuestion(TypedDict):
-    """The plan's questions to the controller: folders, conversations, and where results go."""
-
-    folders: List[str]
-    results: str
-    conversations: Optional[str]
-    held_out: Optional[str]
 
 
 class Given(TypedDict):

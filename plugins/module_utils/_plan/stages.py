@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Iterator, Sequence
 
 from .._contract import lineage
 from .._contract.findings import Finding, finding
-from .._contract.plan import Conversations, Here, Plan, Stage
+from .._contract.plan import Here, Plan, Stage
 from .._contract.run_folder import CHECKPOINTS, CONVERSATIONS, HELD_OUT
 from .._contract.settings_table import RunSettings
 from .._rules import stages as rules
@@ -71,25 +71,17 @@ def document(run: RunSettings, here: Here) -> Stage | None:
         return None
     section: Stage = {"stage": run.stage, "base": base_name(run)}
     if run.stage == SFT:
-        section["conversations"] = named(here.get("conversations") or {})
+        section["conversations"] = here["conversations"]
         if run.sft_val_data:
-            section["held_out"] = named(here.get("held_out") or {})
+            section["held_out"] = here["held_out"]
     return section
 
 
-def named(seen: Mapping[str, Any]) -> Conversations:
-    """A file of conversations as the controller read it."""
-    return {"path": seen.get("path", ""), "sha256": seen.get("sha256"), "count": seen.get("count", 0)}
-
-
-def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan, here: Here) -> Iterator[Finding]:
+def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
     """Why there is no model to start from."""
     stage, name = run.stage, base_name(run)
     if stage == BASE:
         return
-    for setting, talks in (("ddp_sft_data", here.get("conversations")), ("ddp_sft_val_data", here.get("held_out"))):
-        for problem in talks["problems"] if talks else []:
-            yield finding("conversations-broken", "", f"{setting}: {problem}")
     if any(host.fact("run", "checkpoints") for host in hosts):
         return
     having = [host for host in hosts if host.fact("base_run", "checkpoints")]

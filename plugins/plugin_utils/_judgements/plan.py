@@ -19,14 +19,14 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.utils.display import Display
 
 from ...module_utils._contract.findings import Finding, PlanError, finding
-from ...module_utils._contract.plan import ConversationFacts, Given, Here
-from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS
+from ...module_utils._contract.plan import Conversations, Given, Here
+from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, RunSettings
 from ...module_utils._kit.printable import printable
-from ...module_utils._plan import budget, planner
-from ...module_utils._plan.questions import controller_questions, controller_settings, questions, read
+from ...module_utils._plan import budget, planner, stages
 from ...module_utils._plan.text import by_hand, render
 from ...module_utils._plan.trainings import so_far
-from ...module_utils._probe.sources import look
+from ...module_utils._probe.machine import disk
+from ...module_utils._probe.sources import folder_facts
 from ...module_utils._rules import messages
 from .. import _configuration
 from .._agent.carrier import Call
@@ -41,7 +41,7 @@ DEMO = Path(__file__).resolve().parents[3] / "trainer" / "data" / "conversations
 
 def read_settings(call: Call, hosts: Sequence[str]) -> dict[str, object]:
     """The controller's settings."""
-    return located(controller_settings(read(settings_of(call, hosts)).run))
+    return controller_settings(planner.read(settings_of(call, hosts)).run)
 
 
 def read_questions(call: Call, hosts: Sequence[str], tolerant: bool = False) -> dict[str, object]:
@@ -52,7 +52,7 @@ def read_questions(call: Call, hosts: Sequence[str], tolerant: bool = False) -> 
     # Printed once by the first play: settings that no play can make.
     if lacking := _configuration.lacking(len(given)):
         display.display(lacking, stderr=True)
-    return {"questions": questions(given)}
+    return {"questions": planner.questions(given)}
 
 
 def make_plan(
@@ -66,7 +66,8 @@ def make_plan(
     """The plan; measured: what keep_measured returned for each host."""
     given = settings_of(call, hosts)
     refuse_limit(call, hosts, tolerant)
-    here = seen_on_the_controller(given)
+    run = planner.read(given).run
+    here = seen_on_the_controller(run)
     # Recorded at the first plan of this play, because set-up counts towards the budget.
     began = (call.variables.get("ddp_launched") or {}).get("begun") or time.time()
     clock = budget.Clock(time.time(), began)
@@ -92,46 +93,51 @@ def make_plan(
         "changed": keep(file, told, "The plan", check=call.check),
         **told,
         "ranks": {node["host"]: node["rank"] for node in plan["nodes"]},
-        "controller": located(outcome.controller),
+        "controller": controller_settings(run),
         "training": {**training, **drawn},
-        "so_far": so_far(plan["digest"], probes, bool(outcome.controller["fresh"])),
+        "so_far": so_far(plan["digest"], probes, run.fresh),
         "text": whole,
         "show": unequal if measured and len(set(rows.values())) > 1 else "",
     }
 
 
-def located(controller: Mapping[str, Any]) -> dict[str, object]:
-    """The settings of the controller, with the whole path of its folder; a relative one lies where the playbook was called."""
-    return {**controller, "results_dir": os.path.realpath(os.path.expanduser(controller["results_dir"]))}
+def controller_settings(run: RunSettings) -> dict[str, object]:
+    """Settings of the controller's own work, which are not part of the plan."""
+    return {"watch": run.watch, "results_dir": full(run.results_dir), "fresh": run.fresh}
 
 
-def seen_on_the_controller(hosts: list[Given]) -> Here:
-    """Files that the plan depends on."""
-    asked = controller_questions(hosts)
-    here = look(asked, os.environ)
-    if asked["conversations"] is not None:
-        here["conversations"] = conversation_facts(asked["conversations"], os.environ)
-    if asked["held_out"] is not None:
-        here["held_out"] = conversation_facts(asked["held_out"], os.environ)
+def full(path: str) -> str:
+    """The whole path; a relative one begins where the playbook was called."""
+    return os.path.realpath(os.path.expanduser(path))
+
+
+def seen_on_the_controller(run: RunSettings) -> Here:
+    """What the settings name on the controller."""
+    results, paths = full(run.results_dir), run.data_paths if run.data_source == "controller" else ()
+    here: Here = {"folders": {path: folder_facts(path) for path in paths}, "obstacles": []}
+    if not disk(results)["writable"]:
+        seen = f"ddp_results_dir is {run.results_dir}, which is not writable on the controller ({results})"
+        here["obstacles"].append(finding("results-read-only", "", seen))
+    if run.stage == stages.SFT:
+        here["conversations"] = conversations(here, "ddp_sft_data", run.sft_data or str(DEMO))
+        if run.sft_val_data:
+            here["held_out"] = conversations(here, "ddp_sft_val_data", run.sft_val_data)
     return here
 
 
-def conversation_facts(named: str, environment: Mapping[str, str]) -> ConversationFacts:
-    """The file's path, content and errors: {path, sha256, count, problems}."""
-    # The role collect resolves relative paths the same way.
-    path = Path(environment.get("PWD", ""), os.path.expanduser(named)) if named else DEMO
+def conversations(here: Here, setting: str, named: str) -> Conversations:
+    """A file of conversations; what is wrong with it is an obstacle."""
+    path = Path(full(named))
+    told: Conversations = {"path": str(path), "sha256": None, "count": 0}
     try:
         found, wrong = messages.scan(path)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        told = {**told, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "count": len(found)}
+        problem = messages.summary(wrong)
     except OSError as error:
         problem = f"{path} cannot be read on the controller: {error.strerror or error}"
-        return {"path": str(path), "sha256": None, "count": 0, "problems": [problem]}
-    return {
-        "path": str(path),
-        "sha256": digest,
-        "count": len(found),
-        "problems": [messages.summary(wrong)] if wrong else [],
-    }
+    if problem:
+        here["obstacles"].append(finding("conversations-broken", "", f"{setting}: {problem}"))
+    return told
 
 
 def print_plan(how: str, document: Mapping[str, Any], text: str, findings: list[Finding]) -> None:
