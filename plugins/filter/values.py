@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Filters that give plays and roles a value: of several hosts, of their runs, of a setting, of a measurement, also as text."""
+"""Filters that give plays and roles a value: of several hosts, of their runs, of a measurement, also as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ansible.errors import AnsibleFilterError
 
 from ..module_utils._contract import validate
 from ..module_utils._contract.document import section
-from ..module_utils._contract.settings import defaults
 from ..module_utils._kit.printable import printable
 from ..module_utils._run import table as run_table
 from ..module_utils._run.state import RUNNING
@@ -48,11 +47,6 @@ def found_runs(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> dict[str, A
         }
         for host in hosts
     }
-
-
-def setting(given: Any, name: str) -> Any:
-    """The inventory's value; if empty, the default."""
-    return defaults("smoke")[name] if given in (None, "") else given
 
 
 def shard_chain(
@@ -111,7 +105,6 @@ class FilterModule:
             "of_hosts": of_hosts,
             "found_runs": found_runs,
             "one_run": one_run,
-            "setting": setting,
             "shard_chain": shard_chain,
             "status_table": status_table,
             "last_lines": last_lines,

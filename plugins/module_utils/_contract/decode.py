@@ -166,8 +166,6 @@ class DeployedNode(TypedDict):
     host: str
     rank: Rank
     address: Optional[Address]
-    peers: Optional[list[Address]]
-    session: Optional[PlainName]
     nic: Optional[str]
 
 
@@ -182,7 +180,6 @@ class DeployedMaster(TypedDict):
 class DeployedPorts(TypedDict):
     """Where the ranks listened."""
 
-    low: Port
     high: Port
 
 

@@ -169,7 +169,7 @@ class Conversations(TypedDict):
 
 
 class Here(TypedDict, total=False):
-    """What the settings name on the controller."""
+    """Files and folders of the settings on the controller."""
 
     folders: Dict[str, Folder]
     conversations: Conversations

@@ -9,7 +9,7 @@ import contextlib
 import ipaddress
 import os
 from types import MappingProxyType
-from typing import Any, Mapping, NamedTuple, Sequence, Union
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from .._contract import validate
 from .._contract.document import value_at
@@ -22,7 +22,6 @@ from .._contract.versions import MADE_PYTHON, PYTHONS
 from .._kit.words import plural
 
 USABLE = ("wired", "wifi")
-Interface = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
 
 
 class Host(NamedTuple):
@@ -72,9 +71,9 @@ class Endpoint(NamedTuple):
     address: str | None
 
 
-def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
+def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[str]]:
     """({host: rank}, problems): given ranks are kept, the other hosts get the free ones in inventory order."""
-    problems: list[Finding] = []
+    problems: list[str] = []
     taken: dict[int, str] = {}
     world = len(hosts)
     for host in hosts:
@@ -82,19 +81,15 @@ def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
         if rank is None:
             continue
         if rank >= world:
-            ranks_are = f"{plural(world, 'host')} are 0{f' to {world - 1}' if world > 1 else ''}"
-            seen = f"ddp_rank is {rank} on {host.name}, but the ranks of {ranks_are}; so a lower rank would be missing"
-            problems.append(finding("setting-refused", host.name, seen))
+            problems.append(
+                f"ddp_rank is {rank} on {host.name}, but {plural(world, 'host')} have the ranks from 0 to {world - 1}"
+            )
         elif rank in taken:
-            seen = f"ddp_rank is {rank} on {taken[rank]} and on {host.name}"
-            remedy = "Give each host a different rank, or none to number them in inventory order."
-            problems.append(finding("setting-refused", host.name, seen, remedy=remedy))
-        else:
-            taken[rank] = host.name
+            problems.append(f"ddp_rank is {rank} on {taken[rank]} and on {host.name}, which need different ones")
+        taken[rank] = host.name
     order = {name: rank for rank, name in taken.items()}
-    if not problems:
-        free = iter(rank for rank in range(world) if rank not in taken)
-        order.update({host.name: next(free) for host in hosts if host.name not in order})
+    free = iter(rank for rank in range(world) if rank not in taken)
+    order.update({host.name: next(free) for host in hosts if not problems and host.name not in order})
     return order, problems
 
 
@@ -168,18 +163,19 @@ class NetworkInterface(NamedTuple):
     kind: str
     up: bool
     speed: int  # Mbit/s; 0 if unknown
-    interfaces: tuple[Interface, ...]
+    addresses: tuple[str, ...]
 
     @property
     def is_usable(self) -> bool:
-        return bool(self.up and self.kind in USABLE and self.interfaces)
+        return bool(self.up and self.kind in USABLE and self.addresses)
 
     def in_words(self) -> str:
-        return f"{self.kind}, {self.speed} Mbit/s" if self.speed else self.kind
+        """The interface with all that may speak against it."""
+        facts = [self.kind, *(["down"] if not self.up else []), *(self.addresses or ["no address"])]
+        return f"{self.name} ({', '.join(facts)})"
 
-    def kind_in_words(self) -> str:
-        words = {"overlay": "an overlay network", "bridge": "a bridge for virtual machines or containers"}
-        return words.get(self.kind, f"a {self.kind} interface") + ("" if self.up else " and down")
+    def with_speed(self) -> str:
+        return f"{self.kind}, {self.speed} Mbit/s" if self.speed else self.kind
 
 
 def nics_of(host: Host) -> list[NetworkInterface]:
@@ -189,9 +185,8 @@ def nics_of(host: Host) -> list[NetworkInterface]:
         own = []
         for text in [*nic.get("ipv4", []), *nic.get("ipv6", [])]:
             with contextlib.suppress(ValueError):
-                interface = ipaddress.ip_interface(text)
-                validate.address(str(interface.ip))
-                own += [] if interface.ip.is_link_local else [interface]
+                ip = ipaddress.ip_interface(text).ip
+                own += [] if ip.is_link_local else [validate.address(str(ip))]
         found.append(NetworkInterface(nic["name"], nic["kind"], nic["up"], nic.get("speed_mbit") or 0, tuple(own)))
     return found
 
@@ -201,143 +196,84 @@ class EndpointChooser:
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
-        self.nics = {host.name: nics_of(host) for host in hosts}
+        self.is_one_machine = all(same_network_stack(hosts[0], host) for host in hosts)
         self.findings: list[Finding] = []
 
     def endpoints(self) -> dict[str, Endpoint]:
         named = any(host.settings.nic or host.settings.address for host in self.hosts)
-        if not named and all(same_network_stack(self.hosts[0], host) for host in self.hosts):
+        if self.is_one_machine and not named:
             return {host.name: Endpoint("lo", "127.0.0.1") for host in self.hosts}
         chosen = {host.name: self.endpoint(host) for host in self.hosts}
         self.check_families({name: link.address for name, link in chosen.items() if link.address})
         return chosen
 
     def endpoint(self, host: Host) -> Endpoint:
+        """The interface and address of the inventory, or those that packets to the peers really use."""
         name, address = host.settings.nic, host.settings.address
         if not host.probe:
             return Endpoint(name, address)
-        if address is not None:
-            nic = self.nic_with(host, address, name)
+        nics = [nic for nic in nics_of(host) if self.is_one_machine or nic.kind != "loopback"]
+        used = [nic for entry in routes_of(host) for nic in nics if nic.name == entry["nic"]]
+        if name or address:
+            fitting = [nic for nic in nics if nic.up and nic.addresses and name in (None, nic.name)]
+            fitting = [nic for nic in fitting if address is None or canonical(address) in nic.addresses]
+            wanted = {"ddp_nic": name, "ddp_address": address}
+            asked = " and ".join(f"{setting} is {value}" for setting, value in wanted.items() if value)
+            seen = f"{asked} on {host.name}, but no interface that is up has that"
         else:
-            nic = self.nic_named(host, name) if name else self.routed_nic(host)
-        if nic is None:
+            usable = [nic for nic in nics if nic.is_usable]
+            # An overlay or bridge only if requested; a host may know no route and have one interface.
+            fitting = [nic for nic in used if nic.is_usable] or (usable if len(usable) == 1 else [])
+            over = ", ".join(dict.fromkeys(nic.name for nic in used))
+            seen = f"ddp_nic is not set on {host.name}, and no cable or Wi-Fi that is up leads to its peers"
+            seen += f", which are reached over {over}" if over else ""
+        if not fitting:
+            has = ", ".join(nic.in_words() for nic in nics) or "none"
+            self.findings.append(finding("address-refused", host.name, f"{seen}; there are {has}"))
             return Endpoint(None, None)
-        self.remark(host, nic)
+        nic = fitting[0]
+        self.remark(host, nic, nics)
         # The route's address, or else the first, IPv4 before IPv6.
-        own = [str(one.ip) for one in nic.interfaces]
         sources = [str(entry.get("source")) for entry in routes_of(host) if entry.get("nic") == nic.name]
-        known = [*(source for source in sources if source in own), *own]
+        known = [*(source for source in sources if source in nic.addresses), *nic.addresses]
         return Endpoint(nic.name, address or min(known, key=lambda text: ":" in text))
 
-    def refuse(self, host: str, seen: str, remedy: str | None = None) -> None:
-        self.findings.append(finding("address-refused", host, seen, remedy=remedy))
-
-    def nic_named(self, host: Host, name: str) -> NetworkInterface | None:
-        """The interface with the name in the inventory."""
-        nics = self.nics[host.name]
-        nic = next((nic for nic in nics if nic.name == name), None)
-        others = [f"{one.name} ({one.kind}{'' if one.up else ', down'})" for one in nics if one.kind != "loopback"]
-        known = ", ".join(others) or "none"
-        if nic is None:
-            seen = f"ddp_nic is {name} on {host.name}, which has no such interface; it has {known}"
-            self.refuse(host.name, seen)
-        elif not nic.up or not nic.interfaces:
-            state = "has no address" if nic.up else "is down"
-            seen = f"ddp_nic is {name} on {host.name}, but that interface {state}; there are {known}"
-            remedy = f"Bring it up (sudo ip link set {name} up), or set ddp_nic to another one."
-            self.refuse(host.name, seen, remedy)
-            return None
-        return nic
-
-    def nic_with(self, host: Host, address: str, name: str | None) -> NetworkInterface | None:
-        """The interface with the inventory's address, and with its name if that is set too."""
-        seen = f"ddp_address is {address} on {host.name}"
-        try:
-            wanted = ipaddress.ip_address(address)
-        except ValueError:
-            self.refuse(host.name, f"{seen}; it must be an IP address of that host")
-            return None
-        bearers = [nic for nic in self.nics[host.name] if wanted in [one.ip for one in nic.interfaces]]
-        if bearers and name in (None, bearers[0].name):
-            return bearers[0]
-        has = bearers[0].name if bearers else "no interface"
-        seen += f", but {has} has that address{f' and ddp_nic is {name}' if name else ''}"
-        self.refuse(host.name, f"{seen}; it has {self.addresses_in_words(host)}")
-        return None
-
-    def addresses_in_words(self, host: Host) -> str:
-        found = [f"{one.ip} on {nic.name}" for nic in self.nics[host.name] for one in nic.interfaces]
-        return ", ".join(found) or "no address"
-
-    def routed_nic(self, host: Host) -> NetworkInterface | None:
-        """The interface that packets to the peers really use; an overlay or bridge only if requested."""
-        nics = self.nics[host.name]
-        used = [nic for entry in routes_of(host) for nic in nics if nic.name == entry["nic"]]
-        usable = [nic for nic in nics if nic.is_usable]
-        # For a single host, or if the default route is the only one.
-        found = next((nic for nic in used if nic.is_usable), None) or self.shared_nic(host)
-        if found or len(usable) == 1:
-            return found or usable[0]
-        refused = next((nic for nic in used if nic.kind != "loopback"), None)
-        if refused is not None:
-            seen = f"{host.name} reaches its peers over {refused.name}, which is {refused.kind_in_words()}"
-            interface = f"the interface of the shared network, or to {refused.name} to use it anyway"
-            self.refuse(host.name, seen, f"Set ddp_nic on {host.name} to {interface}.")
-        else:
-            has = self.addresses_in_words(host)
-            seen = f"{host.name} has no interface that is up and reaches its peers (it has {has})"
-            self.refuse(host.name, seen)
-        return None
-
-    def shared_nic(self, host: Host) -> NetworkInterface | None:
-        """An interface in a network that every other host can use too, cable before Wi-Fi."""
-        usable = {name: [nic for nic in nics if nic.is_usable] for name, nics in self.nics.items()}
-        addresses = {name: [one.ip for nic in nics for one in nic.interfaces] for name, nics in usable.items()}
-        others = [of_host for name, of_host in addresses.items() if name != host.name]
-        for nic in sorted(usable[host.name], key=lambda nic: (USABLE.index(nic.kind), -nic.speed)):
-            networks = [one.network for one in nic.interfaces]
-            # An address of the other family is in no network.
-            if all(any(ip in network for ip in of_host for network in networks) for of_host in others):
-                return nic
-        return None
-
-    def remark(self, host: Host, nic: NetworkInterface) -> None:
+    def remark(self, host: Host, nic: NetworkInterface, nics: Sequence[NetworkInterface]) -> None:
         """Add findings about the choice."""
         if nic.kind == "wifi":
             self.findings.append(finding("nic-wifi", host.name, f"{nic.name} is a Wi-Fi interface"))
         elif nic.kind not in (*USABLE, "loopback"):
-            self.findings.append(finding("nic-overlay", host.name, f"{nic.name} is {nic.kind_in_words()}"))
+            self.findings.append(finding("nic-overlay", host.name, f"{nic.name} is an interface of kind {nic.kind}"))
         # A cable is steadier than Wi-Fi, whatever its speed.
-        faster = [
-            one
-            for one in self.nics[host.name]
-            if one.is_usable
-            and (
-                (one.kind, nic.kind) == ("wired", "wifi") or (one.kind == nic.kind and one.speed > (nic.speed or 10**9))
-            )
-        ]
-        if faster:
-            names = ", ".join(f"{one.name} ({one.in_words()})" for one in faster)
-            seen = f"the peers are reached over {nic.name} ({nic.in_words()}) while {names} is up"
+        cable = [one for one in nics if one.kind == "wired" and nic.kind == "wifi"]
+        alike = [one for one in nics if one.kind == nic.kind and one.speed > (nic.speed or 10**9)]
+        if faster := [one for one in (*cable, *alike) if one.is_usable]:
+            names = ", ".join(f"{one.name} ({one.with_speed()})" for one in faster)
+            seen = f"the peers are reached over {nic.name} ({nic.with_speed()}) while {names} is up"
             self.findings.append(finding("nic-faster-up", host.name, seen))
 
     def check_families(self, addresses: Mapping[str, str]) -> None:
-        """Refuse addresses of two families, of loopback among several machines, and of two machines at once."""
+        """Refuse addresses of two families, and one of two machines at once."""
         six = [name for name, address in addresses.items() if ":" in address]
         four = [name for name in addresses if name not in six]
         if six and four:
-            self.refuse(six[0], f"{', '.join(four)} would be reached by IPv4 but {', '.join(six)} by IPv6")
-        are_apart = any(not same_network_stack(self.hosts[0], host) for host in self.hosts)
-        for name, address in addresses.items():
-            if are_apart and is_loopback(address):
-                self.refuse(name, f"ddp_address is {address} on {name}, which only {name} can reach")
+            seen = f"{', '.join(four)} would be reached by IPv4 but {', '.join(six)} by IPv6"
+            self.findings.append(finding("address-refused", six[0], seen))
         by_address: dict[str, Host] = {}
         for host in self.hosts:
             address = addresses.get(host.name, "")
             other = by_address.setdefault(address, host) if address else host
             if other is not host and not same_network_stack(host, other):
                 seen = f"{other.name} and {host.name} are different machines with the same address {address}"
-                self.refuse(host.name, seen)
+                self.findings.append(finding("address-refused", host.name, seen))
+
+
+def canonical(address: str) -> str:
+    """An address as interfaces have it; a malformed one is that of none."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        return ""
 
 
 def routes_of(host: Host) -> list[Route]:

@@ -88,14 +88,16 @@ def make_plan(
     tolerant: bool = False,
     here: Here | None = None,
     measured: Mapping[str, Mapping[str, Any]] | None = None,
-    clock: budget.Clock = budget.NO_CLOCK,
+    now: float = 0.0,
+    began: float = 0.0,
 ) -> PlanOutcome:
     """The plan for hosts of the form {name, settings, probe, error}, in the inventory's order; error says why a probe is missing,
     here is what the settings name on the controller, and measured what a rehearsal of this job has just measured on
     each host (without it, the last measurement that the host kept counts).
 
     With `tolerant`, obstacles to a start are only findings, and a host may lack its probe: enough to see a
-    run and to stop it. The clock only counts for a run that has a time to end at. Raises PlanError with all problems at once.
+    run and to stop it. Now and when this play began only count for a run that has a time to end at. Raises PlanError with all
+    problems at once.
     """
     asked, here, measured = read(hosts), here or {}, measured or {}
     known = []
@@ -112,10 +114,10 @@ def make_plan(
     matmul, tried = decide_matmul(asked, known)
     known = [host._replace(measured=with_precision(host.measured, matmul)) for host in known]
     since = training.begun if training and not asked.run.fresh else 0
-    asked, choice, late = budget.fit_model(asked, known, since, clock)
+    asked, choice, late = budget.fit_model(asked, known, since, now, began)
     run, decided = asked.run, decide(asked, known, matmul, tried)
-    refused = map(settings_checks.refused, [*late, *settings_checks.problems(decided)])
-    problems = [*refused, *of_ranks, *map(settings_checks.refused, decided.problems)]
+    wrong = [*late, *settings_checks.problems(decided), *of_ranks, *decided.problems]
+    problems = [settings_checks.refused(problem) for problem in wrong]
     chooser = EndpointChooser(known)
     plan = document(decided, chooser.endpoints(), here)
     findings = [
@@ -135,7 +137,7 @@ def make_plan(
     findings.sort(key=lambda one: one["severity"] == ERROR)
     launched = trainings.launched(known, plan, training, base, run.fresh)
     if decided.timed:
-        begun = launched["begun"] or round(clock.began)
+        begun = launched["begun"] or round(began)
         # The trainer must be over early enough for the whole command to meet the deadline.
         ends = round(budget.deadline(run, begun) - budget.collect_seconds(run, plan["model"]))
         launched = {**launched, "begun": begun, "ends": ends}

@@ -11,7 +11,7 @@ from typing import Iterator, Sequence
 
 from .._contract import politeness
 from .._contract.findings import Finding, finding
-from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, REMOVED_VARIABLES, RunSettings, find
+from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, RunSettings, find
 from .._kit import env_file
 from .._kit.words import named
 from .._rules.model_size import SMEAR_CHANNELS, ModelConfig
@@ -141,8 +141,6 @@ def extra_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
                 owner = "torchrun" if variable in TORCHRUN_ENV else "the plan"
                 yield f"{name} sets {variable}, which {owner} sets itself; remove it."
                 continue
-            if variable in REMOVED_VARIABLES and variables[variable]:
-                yield f"{name} sets {variable}, but {REMOVED_VARIABLES[variable]}."
             try:
                 env_file.checked({variable: variables[variable]})
             except env_file.EnvFileError as error:

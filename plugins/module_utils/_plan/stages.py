@@ -80,17 +80,15 @@ def document(run: RunSettings, here: Here) -> Stage | None:
 def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
     """Why there is no model to start from."""
     stage, name = run.stage, base_name(run)
-    if stage == BASE:
-        return
-    if any(host.fact("run", "checkpoints") for host in hosts):
+    if stage == BASE or any(host.fact("run", "checkpoints") for host in hosts):
         return
     having = [host for host in hosts if host.fact("base_run", "checkpoints")]
     if not having:
-        yield finding("base-missing", "", f"no host has a checkpoint of the run {name}, which ddp_stage {stage} needs")
+        yield finding("base-refused", "", f"no host has a checkpoint of the run {name}, which ddp_stage {stage} needs")
     for host in having:
         if found := lineage.differences(host.fact("base_run", "lineage") or {}, plan):
             seen = f"the base model of the run {name} does not match: {', '.join(found)}"
-            yield finding("base-differs", host.name, seen)
+            yield finding("base-refused", host.name, seen)
 
 
 def in_words(section: Stage) -> str:

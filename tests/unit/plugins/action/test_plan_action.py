@@ -89,15 +89,12 @@ def test_a_variable_that_cannot_be_worked_out_is_named(run):
     assert problem["seen"] == "ddp_run of desktop cannot be evaluated: 'nothing' is undefined"
 
 
-def test_unequal_rows_are_told_once_they_follow_measured_speeds(run):
+def test_what_a_rehearsal_measured_wins_over_what_a_host_kept(run):
     fast, slow = ({"tokens_per_second": speed} for speed in (900.0, 300.0))
-    measured = {"desktop": {"measured": fast}, "laptop": {"measured": slow}}
     known = variables()
-    assert run({"hosts": BOTH}, known)["show"] == ""
-    # It wins over an earlier measurement that a host kept.
     known["desktop"]["ddp_probe"]["measured"], known["laptop"]["ddp_probe"]["measured"] = slow, fast
-    told = run({"hosts": BOTH, "measured": measured}, known)["show"]
-    assert told.startswith("rows by measured speed: desktop 3, laptop 1 (`ddp_batch_split: equal`")
+    measured = {"desktop": {"measured": fast}, "laptop": {"measured": slow}}
+    assert run({"hosts": BOTH, "measured": measured}, known)["plan"]["training"]["rows"] == [3, 1]
 
 
 def test_the_plan_is_kept_in_a_file(run, tmp_path):
