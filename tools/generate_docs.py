@@ -98,8 +98,8 @@ def removed() -> Iterator[str]:
     yield from ("", "## What went, and what to write instead", "")
     yield "A setting of this list that is empty, or asks for what is done now anyway, is ignored. Any other value is refused."
     yield from ("", "| no longer a setting | because |", "|---|---|")
-    for name, one in settings_table.REMOVED_SETTINGS.items():
-        yield f"| `{name}` | {one.instead} |"
+    for name, (instead, *dummy) in settings_table.REMOVED_SETTINGS.items():
+        yield f"| `{name}` | {instead} |"
 
 
 def row(setting: settings_table.Setting) -> str:

@@ -95,14 +95,6 @@ CATALOGUE: Dict[str, FindingKind] = {
         "Threads that wait for a processor slow every step down, and two threads on one core hardly speed up matrix products.",
         "Leave ddp_threads of that host empty, or train with fewer nodes on it.",
     ),
-    "one-machine-twice": _warning(
-        "Two hosts of the inventory are one machine", "Its ranks share cores and memory, so training is no faster than with one of them.",
-        "Correct ansible_host of the one that should be another machine, or keep only one of them.",
-    ),
-    "memory-tight": _warning(
-        "Less memory is free than the run needs", "The machine would swap, or kill the process that uses most memory.",
-        "Stop whatever uses the memory, or lower ddp_device_batch.",
-    ),
     "other-training": _warning(
         "Another training process runs on the host", "It uses cores and memory; a leftover of an earlier attempt may also hold a port.",
         "Look at it with ps, and stop it if nobody needs it; this collection stops only what it started itself.",
@@ -192,8 +184,8 @@ CATALOGUE: Dict[str, FindingKind] = {
         "Look at it with top; stop it, or start when it has finished.",
     ),
     "memory-short": _error(
-        "A host has less memory than its rank needs", "The kernel would kill the rank when memory runs out.",
-        "Lower ddp_depth, ddp_device_batch or ddp_sequence.",
+        "A host has less memory than its rank needs, or less of it free", "It would swap, or its kernel kill the rank.",
+        "Stop whatever uses the memory, or lower ddp_depth, ddp_device_batch or ddp_sequence.",
     ),
     "disk-short": _error(
         "A host has too little disk space for checkpoints, data and software", "A checkpoint that cannot be written ends the run.",

@@ -70,8 +70,9 @@ def read_host(variables: Mapping[str, Any]) -> tuple[Values, list[str]]:
         if not target.startswith(PREFIX) or target in NOT_SETTINGS:
             continue
         if removed := REMOVED_SETTINGS.get(target):
-            if not is_unset(value) and str(value).strip().lower() not in removed.ignored:
-                problems.append(f"{name}{WHERE} is no longer a setting: {removed.instead}.")
+            instead, *ignored = removed
+            if not is_unset(value) and str(value).strip().lower() not in ignored:
+                problems.append(f"{name}{WHERE} is no longer a setting: {instead}.")
         elif target not in rows():
             # Without the prefix, which makes all names alike.
             fields = [row.field for row in rows().values()]

@@ -34,35 +34,28 @@ NOT_SETTINGS = frozenset((
     "ddp_purge",
 ))  # fmt: skip
 
-
-class Removed(NamedTuple):
-    """A setting of earlier versions. It is ignored if it is empty, or asks for what is done now anyway."""
-
-    instead: str  # follows "is no longer a setting: "
-    ignored: Tuple[str, ...] = ()
-
-
+# Settings of earlier versions: what to do instead, and the values that ask for what is done now anyway, which are ignored.
 # fmt: off
-REMOVED_SETTINGS: Dict[str, Removed] = {
-    "ddp_training": Removed("a run is one training. Remove it; where hosts hold two, the plan says how to set one aside"),
-    "ddp_device": Removed("training is on CPUs. Remove it", ("auto", "cpu")),
-    "ddp_dtype": Removed("numbers are float32. Remove it; ddp_matmul is the precision of matrix products", ("auto", "float32")),
-    "ddp_trainer_source": Removed("the collection has its own trainer. Remove it, and see docs/guides/upstream.md", ("ours",)),
-    "ddp_trainer_join": Removed("the collection trains with its own trainer. Remove it", ("true",)),
-    "ddp_quiet_minutes": Removed("a guest comes back after one quiet minute. Remove it", ("1", "10")),
-    "ddp_heat_limit": Removed("ddp_away_if is a command for that. Remove it, and see docs/guides/polite-guest.md", ("95",)),
-    "ddp_load_limit": Removed("a guest leaves where other programs use more than half a core. Remove it", ("0.5",)),
-    "ddp_strict": Removed("warnings never stop a run. Remove it, and read the findings of nanochat.ddp.preflight first", ("false",)),
-    "ddp_python_mirror": Removed("uv has a variable for that. Remove it, and set UV_PYTHON_INSTALL_MIRROR for the host's user"),
-    "ddp_data_last_shard": Removed("it is 6542. Remove it; copy the shards of another collection and use ddp_data_source host", ("6542",)),
-    "ddp_stall_factor": Removed("a step of five times the usual length is examined. Remove it", ("5",)),
-    "ddp_collect_checkpoints": Removed("the newest checkpoint is always copied to the controller. Remove it", ("true",)),
-    "ddp_tracker_bind": Removed("MLflow listens on the master only. Remove it; ssh -L shows it elsewhere", ("127.0.0.1", "localhost")),
-    "ddp_cores": Removed("a rank computes on one processor of every fast core. Remove it; ddp_threads limits their number"),
-    "ddp_live_page": Removed("the report is the one page. Remove it; nanochat.ddp.collect renews it while the run goes on", ("false",)),
-    "ddp_port_range": Removed("the data ports are a host's own local ports (sysctl net.ipv4.ip_local_port_range). Remove it"),
-    "ddp_rebalance": Removed("shares follow the hosts' speeds. Remove it; ddp_batch_split equal or threads keeps them", ("true",)),
-    "ddp_torch_index": Removed("uv asks PyTorch's index, then pip's. Remove it; ddp_torch 2.13.0+cuda accepts a CUDA build", ("auto",)),
+REMOVED_SETTINGS: Dict[str, Tuple[str, ...]] = {
+    "ddp_training": ("a run is one training. Remove it; where hosts hold two, the plan says how to set one aside",),
+    "ddp_device": ("training is on CPUs. Remove it", "auto", "cpu"),
+    "ddp_dtype": ("numbers are float32. Remove it; ddp_matmul is the precision of matrix products", "auto", "float32"),
+    "ddp_trainer_source": ("the collection has its own trainer. Remove it, and see docs/guides/upstream.md", "ours"),
+    "ddp_trainer_join": ("the collection trains with its own trainer. Remove it", "true"),
+    "ddp_quiet_minutes": ("a guest comes back after one quiet minute. Remove it", "1", "10"),
+    "ddp_heat_limit": ("ddp_away_if is a command for that. Remove it, and see docs/guides/polite-guest.md", "95"),
+    "ddp_load_limit": ("a guest leaves where other programs use more than half a core. Remove it", "0.5"),
+    "ddp_strict": ("warnings never stop a run. Remove it, and read the findings of nanochat.ddp.preflight first", "false"),
+    "ddp_python_mirror": ("uv has a variable for that. Remove it, and set UV_PYTHON_INSTALL_MIRROR for the host's user",),
+    "ddp_data_last_shard": ("it is 6542. Remove it; copy the shards of another collection and use ddp_data_source host", "6542"),
+    "ddp_stall_factor": ("a step of five times the usual length is examined. Remove it", "5"),
+    "ddp_collect_checkpoints": ("the newest checkpoint is always copied to the controller. Remove it", "true"),
+    "ddp_tracker_bind": ("MLflow listens on the master only. Remove it; ssh -L shows it elsewhere", "127.0.0.1", "localhost"),
+    "ddp_cores": ("a rank computes on one processor of every fast core. Remove it; ddp_threads limits their number",),
+    "ddp_live_page": ("the report is the one page. Remove it; nanochat.ddp.collect renews it while the run goes on", "false"),
+    "ddp_port_range": ("the data ports are a host's own local ports (sysctl net.ipv4.ip_local_port_range). Remove it",),
+    "ddp_rebalance": ("shares follow the hosts' speeds. Remove it; ddp_batch_split equal or threads keeps them", "true"),
+    "ddp_torch_index": ("uv asks PyTorch's index, then pip's. Remove it; ddp_torch 2.13.0+cuda accepts a CUDA build", "auto"),
 }
 # fmt: on
 ALIASES = {"watch": "ddp_watch"}

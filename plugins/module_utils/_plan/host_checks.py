@@ -43,11 +43,6 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
         yield from folder(host, node, hosts)
         yield from environment(host, node, plan["trainer"]["torch"])
         yield from ports(host, node, plan)
-        total, count = host.fact("memory", "total") or 0, neighbours(host, hosts)
-        if (need := node["memory_bytes"] * count) > total * MEMORY_SHARE:
-            among = f"{count} nodes there need" if count > 1 else "its rank needs"
-            seen = f"{host.name} has {bytes_text(total)} of memory, but {among} about {bytes_text(need)}"
-            yield finding("memory-short", host.name, seen)
         yield from remarks(host, node, hosts, nodes)
     yield from architectures(hosts)
     wanting = [host for host in hosts if nodes[host.name]["flags"].get("kernels") == AUTO]
@@ -89,7 +84,7 @@ def tools(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
         yield finding("architecture-differs", host.name, seen)
     if not host.fact("tmux", "path"):
         yield finding("no-tmux", host.name, f"{host.name} has no tmux, which training needs")
-    usable, wanted = [entry["executable"] for entry in pythons(host)], host.settings.python
+    usable, wanted = pythons(host), host.settings.python
     if wanted and node["python"] not in usable:
         have = ", ".join(usable) or "none"
         seen = f"ddp_python is {wanted} on {host.name}, which is not a Python {oldest} or newer; available: {have}"
@@ -134,7 +129,9 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
             if on_one:
                 where = f"both nodes run on one machine and use {base}"
             seen = f"ddp_base_dir of {other.name} and {host.name}: {where}, so they would overwrite each other's files"
-            remedy = "Give each its own, for example by including {{ inventory_hostname }}."
+            remedy = (
+                "Give each its own, for example by including {{ inventory_hostname }}, or correct ansible_host of one."
+            )
             yield finding("folder-refused", host.name, seen, remedy=remedy)
 
 
@@ -187,7 +184,7 @@ def architectures(hosts: Sequence[Host]) -> Iterator[Finding]:
 
 
 def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    """Findings that do not prevent a run; most once per machine."""
+    """Findings about a machine, most once for all of its nodes."""
     fstype = host.fact("disk", "fstype")
     if fstype in WITHOUT_MODES:
         seen = (
@@ -197,18 +194,10 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, N
     here = [other for other in hosts if other.name == host.name or same_network_stack(host, other)]
     if here[0].name != host.name:
         return
-    if node["python"] == made_python(node["base_dir"]):
-        seen = f"{host.name} has no Python 3.10 or newer of its own (it has {host.fact('python', 'version')}): "
-        if node["python"] in [entry["executable"] for entry in pythons(host)]:
-            seen += f"the trainer uses {MADE_PYTHON}, installed in {node['python']}"
-        else:
-            seen += (
-                f"uv installs {MADE_PYTHON} once below {node['base_dir']}/python, downloading about 35 MB from GitHub"
-            )
-        yield finding("python-made", host.name, seen)
-    reached = [f"{other.name} (reached at {other.reach})" for other in here if other.reach]
-    if len(reached) > 1:
-        yield finding("one-machine-twice", host.name, f"{' and '.join(reached)} are one machine")
+    if node["python"] == made_python(node["base_dir"]) and node["python"] not in pythons(host):
+        lacks = f"{host.name} has no Python 3.10 or newer of its own (it has {host.fact('python', 'version')})"
+        how = f"uv installs {MADE_PYTHON} once below {node['base_dir']}/python, downloading about 35 MB from GitHub"
+        yield finding("python-made", host.name, f"{lacks}: {how}")
     threads, cores = sum(nodes[other.name]["threads"] for other in here), host.fact("cpu", "available_physical")
     processors, is_asked = host.fact("cpu", "available") or threads, any(other.settings.threads for other in here)
     if threads > processors or (is_asked and threads > (cores or processors)):
@@ -216,11 +205,15 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, N
         yield finding("threads-over-cores", host.name, seen, severity=None if threads > processors else INFO)
     ours = {other.fact("run", "session", "id") for other in here} - {None}
     processes = host.fact("processes") or []
-    need = sum(nodes[other.name]["memory_bytes"] for other in here)
-    available = host.fact("memory", "available") or 0
-    if need > available and not ours & {process.get("session") for process in processes}:
-        seen = f"{bytes_text(available)} free, about {bytes_text(need)} needed"
-        yield finding("memory-tight", host.name, seen)
+    total, free = (host.fact("memory", which) or 0 for which in ("total", "available"))
+    count = neighbours(host, hosts)
+    need = node["memory_bytes"] * count
+    needs = f"{f'{count} nodes there need' if count > 1 else 'its rank needs'} about {bytes_text(need)}"
+    if need > total * MEMORY_SHARE:
+        yield finding("memory-short", host.name, f"{host.name} has {bytes_text(total)} of memory, but {needs}")
+    elif need > free and not ours & {process.get("session") for process in processes}:
+        seen = f"{bytes_text(free)} of memory are free on {host.name}, but {needs}"
+        yield finding("memory-short", host.name, seen, severity=WARNING)
     yield from other_processes(host, here)
 
 

@@ -31,7 +31,6 @@ class Host(NamedTuple):
     settings: HostSettings
     probe: Mapping[str, Any]
     error: str = ""  # why the probe is missing
-    reach: str | None = None  # how other hosts would address it; None for a node that the controller runs on itself
     measured: Mapping[str, Any] = MappingProxyType({})  # from the last rehearsal or the one before this plan
     kept: Mapping[str, Any] = MappingProxyType({})  # facts of the resumed run
     login: str = ""  # the command that logs in there
@@ -95,8 +94,8 @@ def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[str]]:
 
 def same_network_stack(one: Host, other: Host) -> bool:
     """Whether two nodes see the same interfaces. Containers share the kernel's boot id but have separate stacks."""
-    spaces = [host.fact("host", "network_namespace") for host in (one, other)]
-    return same_machine(one, other) and spaces[0] == spaces[1]
+    space = one.fact("host", "network_namespace")
+    return same_machine(one, other) and space == other.fact("host", "network_namespace")
 
 
 def same_machine(one: Host, other: Host) -> bool:
@@ -113,16 +112,10 @@ def neighbours(host: Host, hosts: Sequence[Host]) -> int:
 # A Python for each trainer environment, of one version on all hosts if possible
 
 
-def version_of(entry: Python) -> tuple[int, int]:
-    """Major and minor version of an interpreter of the probe."""
-    major, minor = str(entry["version"]).split(".")[:2]
-    return int(major), int(minor)
-
-
-def pythons(host: Host) -> list[Python]:
-    """The interpreters that are new enough."""
+def pythons(host: Host) -> dict[str, str]:
+    """The interpreters that are new enough, each with its major and minor version."""
     found: list[Python] = host.fact("python", "candidates") or []
-    return found
+    return {one["executable"]: ".".join(one["version"].split(".")[:2]) for one in found}
 
 
 def made_python(base: str) -> str:
@@ -132,24 +125,21 @@ def made_python(base: str) -> str:
 
 def choose_python(host: Host, hosts: Sequence[Host], base: str, offline: bool) -> tuple[str | None, str | None]:
     """(path, version): the configured one, or the host's best, or one to install; None if impossible or unknown."""
-    wanted = host.settings.python
-    if wanted:
-        path = home_expanded(wanted, host)
-        known = [version_of(entry) for entry in pythons(host) if entry["executable"] == path]
-        return path, "%d.%d" % known[0] if known else None
-    each = [{version_of(entry) for entry in pythons(other)} for other in hosts if other.probe]
+    known = pythons(host)
+    if host.settings.python:
+        path = home_expanded(host.settings.python, host)
+        return path, known.get(path)
+    each = [set(pythons(other).values()) for other in hosts if other.probe]
     common = set.intersection(*each) if each else set()
-    used = host.fact("python", "version")
+    used = [version for version in PYTHONS if str(host.fact("python", "version")).startswith(f"{version}.")]
 
-    def preference(entry: Python) -> tuple[bool, bool, bool, int]:
-        """One that all hosts have, packages surely exist for, and Ansible uses there."""
-        version = version_of(entry)
-        place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)
-        return version not in common, version not in PYTHONS, entry["version"] != used, place
+    def preference(path: str) -> tuple[bool, int]:
+        """One that all hosts have, Ansible uses there, and packages surely exist for."""
+        order = [*used, *PYTHONS, known[path]]
+        return known[path] not in common, order.index(known[path])
 
-    best = min(pythons(host), key=preference, default=None)
-    if best:
-        return str(best["executable"]), "%d.%d" % version_of(best)
+    if best := min(known, key=preference, default=None):
+        return best, known[best]
     return (made_python(base), MADE_PYTHON) if host.probe and not offline else (None, None)
 
 
@@ -170,12 +160,9 @@ class NetworkInterface(NamedTuple):
         return bool(self.up and self.kind in USABLE and self.addresses)
 
     def in_words(self) -> str:
-        """The interface with all that may speak against it."""
-        facts = [self.kind, *(["down"] if not self.up else []), *(self.addresses or ["no address"])]
-        return f"{self.name} ({', '.join(facts)})"
-
-    def with_speed(self) -> str:
-        return f"{self.kind}, {self.speed} Mbit/s" if self.speed else self.kind
+        """The interface with all that may speak for or against it."""
+        speed, down = [f"{self.speed} Mbit/s"] if self.speed else [], [] if self.up else ["down"]
+        return f"{self.name} ({', '.join([self.kind, *speed, *down, *(self.addresses or ['no address'])])})"
 
 
 def nics_of(host: Host) -> list[NetworkInterface]:
@@ -248,8 +235,8 @@ class EndpointChooser:
         cable = [one for one in nics if one.kind == "wired" and nic.kind == "wifi"]
         alike = [one for one in nics if one.kind == nic.kind and one.speed > (nic.speed or 10**9)]
         if faster := [one for one in (*cable, *alike) if one.is_usable]:
-            names = ", ".join(f"{one.name} ({one.with_speed()})" for one in faster)
-            seen = f"the peers are reached over {nic.name} ({nic.with_speed()}) while {names} is up"
+            names = ", ".join(one.in_words() for one in faster)
+            seen = f"the peers are reached over {nic.in_words()} while {names} is up"
             self.findings.append(finding("nic-faster-up", host.name, seen))
 
     def check_families(self, addresses: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from .._contract import politeness
 from .._contract.findings import Finding, finding
 from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, RunSettings, find
 from .._kit import env_file
-from .._kit.words import named
+from .._kit.words import named, plural
 from .._rules.model_size import SMEAR_CHANNELS, ModelConfig
 from .._rules.ways import LEAST_BLOCK, fits
 from . import stages
@@ -79,10 +79,9 @@ def keeper_problems(run: RunSettings, hosts: Sequence[Host], decided: Decided) -
     restarts, min_hosts = decided.run.restarts, decided.run.min_hosts or 0
     if min_hosts > len(hosts):
         yield f"ddp_min_hosts is {min_hosts}, but this job has {len(hosts)} hosts; 0 means all of them."
-    if min_hosts and not restarts:
-        yield "ddp_min_hosts is set, but ddp_restarts is 0, so losing a host ends the run; set ddp_restarts, for example to 3."
-    if decided.run.survive_reboot and not restarts:
-        yield "ddp_survive_reboot is set, but ddp_restarts is 0, so no host could rejoin; set ddp_restarts, for example to 3."
+    for name, value in {"ddp_min_hosts": min_hosts, "ddp_survive_reboot": decided.run.survive_reboot}.items():
+        if value and not restarts:
+            yield f"{name} is set, but ddp_restarts is 0, so no host could rejoin; set ddp_restarts, for example to 3."
     if restarts and not run.resume:
         yield "ddp_restarts needs ddp_resume, or each restart would begin at step 0."
 
@@ -94,27 +93,20 @@ def guest_problems(hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
         changed = [name for name in GUEST_LIMITS if getattr(host.settings, name) != find(PREFIX + name).default]
         if changed and host not in guests:
             yield f"ddp_{changed[0]} is set on {host.name}, but only a guest leaves by it; set ddp_polite to guest there, or take it out."
-    if not guests:
-        return
-    who = f"ddp_polite is guest on {named([host.name for host in guests])}"
-    if not decided.run.resume:
-        yield f"{who}, which needs ddp_resume, or the run would begin at the first step each time; use low."
-    elif not decided.run.restarts:
-        yield f"{who}, which needs keepers to leave and come back by; set ddp_restarts, 3 for instance, or use low."
-    elif len(hosts) > 1 and not 0 < (decided.run.min_hosts or 0) < len(hosts):
-        yield f"{who}, but all {len(hosts)} hosts are needed to train; set ddp_min_hosts to {max(1, len(hosts) - len(guests))}, or use low."
+    run, least = decided.run, max(1, len(hosts) - len(guests))
+    may_leave = len(hosts) == 1 or 0 < (run.min_hosts or 0) < len(hosts)
+    if guests and not (run.resume and run.restarts and may_leave):
+        who = named([host.name for host in guests])
+        needs = f"ddp_resume, ddp_restarts (3 for instance) and ddp_min_hosts ({least} for instance)"
+        yield f"ddp_polite is guest on {who}, which leaves and comes back by {needs}; set them, or use low."
 
 
 def data_problems(run: RunSettings) -> Iterator[str]:
     source, paths = run.data_source, run.data_paths
     where = "the controller" if source == "controller" else run.data_host or "the master"
-    if source in ("host", "controller") and not paths:
-        yield f"ddp_data_source is {source}, but ddp_data_paths is empty; it must name the folder of shards on {where}."
-    if source in ("host", "controller") and len(paths) > 2:
-        yield (
-            f"ddp_data_paths names {len(paths)} folders, but with ddp_data_source {source} it is the folder of shards and, where "
-            "that lies elsewhere, the one of the tokenizer."
-        )
+    if source in ("host", "controller") and len(paths) not in (1, 2):
+        names = f"ddp_data_source is {source}, but ddp_data_paths names {plural(len(paths), 'folder')}"
+        yield f"{names}; it must be that of the shards on {where} and, if it lies elsewhere, that of their tokenizer."
     for path in paths:
         if not re.match(r"[/~]", path):
             yield f"ddp_data_paths holds {path!r}; it must be an absolute path on {where}, or start with ~."

@@ -99,8 +99,3 @@ def in_words(section: Stage) -> str:
         beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
         return f"fine-tunes the model of {base} on {talks['count']} conversations of {talks['path']}{beside}"
     return f"continues the model of {base} with {SCRIPTS[section['stage']]}"
-
-
-def evaluates(plan: Plan) -> bool:
-    """Whether there is data for an evaluation: the validation shard, or held-out conversations."""
-    return "conversations" not in plan.get("stage", {}) or "held_out" in plan["stage"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -31,17 +30,12 @@ from ...module_utils._rules import messages
 from .. import _configuration
 from .._agent.carrier import Call
 from .._display.texts import finding_text
-from .._runs import command_on, is_local
+from .._runs import command_on, is_local, whole_path
 from .kept import keep
 
 display = Display()
 # Default conversations for fine-tuning.
 DEMO = Path(__file__).resolve().parents[3] / "trainer" / "data" / "conversations.jsonl"
-
-
-def read_settings(call: Call, hosts: Sequence[str]) -> dict[str, object]:
-    """The controller's settings."""
-    return controller_settings(planner.read(given(call, hosts)).run)
 
 
 def read_questions(call: Call, hosts: Sequence[str], tolerant: bool = False) -> dict[str, object]:
@@ -90,26 +84,17 @@ def make_plan(
     return {
         "changed": keep(file, told, "The plan", check=call.check),
         **told,
-        "controller": controller_settings(run),
+        # Of the controller's own work, which is not part of the plan.
+        "controller": {"watch": run.watch, "results_dir": whole_path(run.results_dir), "fresh": run.fresh},
         "training": {**training, **drawn},
         "so_far": so_far(plan["digest"], probes, run.fresh),
         "text": whole,
     }
 
 
-def controller_settings(run: RunSettings) -> dict[str, object]:
-    """Settings of the controller's own work, which are not part of the plan."""
-    return {"watch": run.watch, "results_dir": full(run.results_dir), "fresh": run.fresh}
-
-
-def full(path: str) -> str:
-    """The whole path; a relative one begins where the playbook was called."""
-    return os.path.realpath(os.path.expanduser(path))
-
-
 def seen_on_the_controller(run: RunSettings) -> Here:
     """Files and folders of the settings on the controller."""
-    results, paths = full(run.results_dir), run.data_paths if run.data_source == "controller" else ()
+    results, paths = whole_path(run.results_dir), run.data_paths if run.data_source == "controller" else ()
     here: Here = {"folders": {path: folder_facts(path) for path in paths}, "obstacles": []}
     if not disk(results)["writable"]:
         seen = f"ddp_results_dir is {run.results_dir}, which is not writable on the controller ({results})"
@@ -123,7 +108,7 @@ def seen_on_the_controller(run: RunSettings) -> Here:
 
 def conversations(here: Here, setting: str, named: str) -> Conversations:
     """A file of conversations; what is wrong with it is an obstacle."""
-    path = Path(full(named))
+    path = Path(whole_path(named))
     told: Conversations = {"path": str(path), "sha256": None, "count": 0}
     try:
         found, wrong = messages.scan(path)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.filter.values import of_hosts, one_run, seen_of, shard_chain
+from ansible_collections.nanochat.ddp.plugins.filter.values import of_hosts, one_run, results_dir, seen_of, shard_chain
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._runs import command_on
 
@@ -27,10 +26,9 @@ def test_a_host_without_the_variable_is_not_left_out():
     assert one_run(found) == "d4"
 
 
-def test_a_variable_that_no_host_has_is_a_mistake():
-    with pytest.raises(AnsibleFilterError, match="none of desktop, laptop has a variable sen"):
-        of_hosts(["desktop", "laptop"], {"desktop": {"seen": 1}, "laptop": {}}, "sen")
-    assert of_hosts([], {}, "seen") == {}
+def test_results_lie_where_the_playbook_is_called(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert [results_dir(one) for one in ("", "mine", "/data")] == [f"{tmp_path}/runs", f"{tmp_path}/mine", "/data"]
 
 
 LOG = "/srv/my runs/rank1.log"
