@@ -160,6 +160,21 @@ def _text(value: Any) -> str:
     return str(value).encode("utf-8", "replace").decode("utf-8")
 
 
+class Master(TypedDict):
+    """Where the ranks of a plan meet."""
+
+    host: str
+    address: Optional[Address]
+    port: Port
+
+
+class Ports(TypedDict):
+    """The range in which Gloo listens."""
+
+    low: Port
+    high: Port
+
+
 class DeployedNode(TypedDict):
     """A node, as far as the doctor needs it."""
 
@@ -169,27 +184,13 @@ class DeployedNode(TypedDict):
     nic: Optional[str]
 
 
-class DeployedMaster(TypedDict):
-    """Where the ranks met."""
-
-    host: str
-    address: Optional[Address]
-    port: Port
-
-
-class DeployedPorts(TypedDict):
-    """Where the ranks listened."""
-
-    high: Port
-
-
 class DeployedPlan(TypedDict):
     """A plan that a host sent back, as far as the doctor needs it; it may be of another version."""
 
     run: PlainName
     nodes: list[DeployedNode]
-    master: DeployedMaster
-    data_ports: DeployedPorts
+    master: Master
+    data_ports: Ports
     timeout_seconds: Optional[Timeout]
 
 

@@ -7,26 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, TypedDict
 
-from .findings import Finding
-from .probe import Folder
-
 if TYPE_CHECKING:
     from typing import NotRequired  # which the Python 3.9 that hosts may have does not know
 
-
-class Master(TypedDict):
-    """Where the ranks meet."""
-
-    host: str
-    address: Optional[str]
-    port: int
-
-
-class Ports(TypedDict):
-    """The range in which Gloo listens."""
-
-    low: int
-    high: int
+    from .decode import Master, Ports
+    from .findings import Finding
+    from .probe import Folder
 
 
 class Model(TypedDict):

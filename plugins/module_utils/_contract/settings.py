@@ -71,7 +71,9 @@ def read_host(variables: Mapping[str, Any]) -> tuple[Values, list[str]]:
             continue
         if removed := REMOVED_SETTINGS.get(target):
             instead, *ignored = removed
-            if not is_unset(value) and str(value).strip().lower() not in ignored:
+            word = str(value).strip().lower().removesuffix(".0")
+            truth = "true" if word in TRUE else "false" if word in FALSE else word
+            if not is_unset(value) and {word, truth}.isdisjoint(ignored):
                 problems.append(f"{name}{WHERE} is no longer a setting: {instead}.")
         elif target not in rows():
             # Without the prefix, which makes all names alike.

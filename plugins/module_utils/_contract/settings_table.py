@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 from .._rules import ways
 from .._rules.stages import STAGES
 from .politeness import GUEST, LOW, OFF
-from .run_folder import RUN_NAME, RUN_NAME_HELP
+from .run_folder import GIVEN_NAME, RUN_NAME_HELP
 
 RUN = "run"
 HOST = "host"
@@ -123,7 +123,7 @@ class RunSettings:
     )
     run: Optional[str] = _run(
         None, "Name of the run, its folder and its sessions on every host.",
-        pattern=RUN_NAME, takes=RUN_NAME_HELP, empty="d and the depth, for example d4",
+        pattern=GIVEN_NAME, takes=RUN_NAME_HELP, empty="d and the depth, for example d4",
     )
     resume: bool = _run(True, "Resume from the newest checkpoint that any host has.", flag="resume")
     fresh: bool = _run(False, "Start from scratch; earlier outputs of the run move to previous/1, previous/2 and so on in its folder.")

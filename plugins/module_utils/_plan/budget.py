@@ -248,7 +248,7 @@ def render(choice: ModelChoice, end: Optional[float]) -> str:
     """The table around the chosen row, and the reason."""
     taken = choice.taken
     at = [row.run.depth for row in choice.rows].index(taken.run.depth)
-    head = ["depth", "parameters", "tokens", "batch"]
+    head = ["depth", "parameters", "tokens", "a parameter", "steps", "batch"]
     head += [f"{host} alone" for host in taken.alone] + ["together", "memory", "gets in time"]
     lines = ["What fits the time (parameters of matrices and head; hours for the wanted tokens)"]
     cells = []
@@ -258,7 +258,8 @@ def render(choice: ModelChoice, end: Optional[float]) -> str:
         gets = "?" if row.together is None else f"{row.ratio * row.share(choice.seconds):.3g} a parameter"
         name = f"{run.depth}{' *' if run.depth == taken.run.depth else ''}"
         tokens = f"{run.iterations * run.total_batch / 1e6:.0f}M"
-        sizes = [name, f"{row.parameters / 1e6:.1f}M", tokens, str(run.total_batch)]
+        sizes = [name, f"{row.parameters / 1e6:.1f}M", tokens, f"{row.ratio:.1f}"]
+        sizes += [str(run.iterations), str(run.total_batch)]
         cells.append([*sizes, *hours, bytes_text(row.memory_bytes), gets if row.fits_memory else "no memory"])
     lines += table(head, cells)
     when = "ends after the steps of ddp_iterations" if end is None else f"ends at {clock_text(end)}"

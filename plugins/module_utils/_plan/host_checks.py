@@ -71,7 +71,9 @@ def connection_remedy(error: str, login: str) -> str:
         return (
             f"Its ssh host key {key}. Log in once by ssh from here ({login or 'ssh USER@HOST'}), and compare the key."
         )
-    if re.search("interpreter .*not found", error):
+    if re.search(
+        r"interpreter.* not found|interpreters found|python\S*: No such file|(command|python\S*:) not found", error
+    ):
         return "Install Python there (sudo apt-get install python3), or set ansible_python_interpreter of that host."
     return "Check that it is on and that ssh to it works with the inventory's settings."
 
@@ -237,7 +239,9 @@ def port_held(host: str, setting: str, holder: PortHolder) -> Finding:
     """A port is taken, with the remedy for its holder."""
     port, pid = holder["port"], holder.get("pid")
     another = f"choose another port: -e {setting}={port + 10}"
-    if is_ours(holder):
+    if is_check(holder.get("command")):
+        remedy = f"Another controller is testing connections there. Try again when it has finished, or {another}"
+    elif is_ours(holder):
         remedy = f"{how_to_stop(holder)}; or {another}"
     elif pid:
         remedy = f"On {host}: kill {pid} if nobody needs it, or {another}"

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import os
 from types import MappingProxyType
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence, Union
 
 from .._contract import validate
 from .._contract.document import value_at
@@ -22,6 +23,7 @@ from .._contract.versions import MADE_PYTHON, PYTHONS
 from .._kit.words import plural
 
 USABLE = ("wired", "wifi")
+Interface = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
 
 
 class Host(NamedTuple):
@@ -153,7 +155,11 @@ class NetworkInterface(NamedTuple):
     kind: str
     up: bool
     speed: int  # Mbit/s; 0 if unknown
-    addresses: tuple[str, ...]
+    interfaces: tuple[Interface, ...]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [str(one.ip) for one in self.interfaces]
 
     @property
     def is_usable(self) -> bool:
@@ -172,8 +178,9 @@ def nics_of(host: Host) -> list[NetworkInterface]:
         own = []
         for text in [*nic.get("ipv4", []), *nic.get("ipv6", [])]:
             with contextlib.suppress(ValueError):
-                ip = ipaddress.ip_interface(text).ip
-                own += [] if ip.is_link_local else [validate.address(str(ip))]
+                interface = ipaddress.ip_interface(text)
+                validate.address(str(interface.ip))
+                own += [] if interface.ip.is_link_local else [interface]
         found.append(NetworkInterface(nic["name"], nic["kind"], nic["up"], nic.get("speed_mbit") or 0, tuple(own)))
     return found
 
@@ -209,8 +216,10 @@ class EndpointChooser:
             seen = f"{asked} on {host.name}, but no interface that is up has that"
         else:
             usable = [nic for nic in nics if nic.is_usable]
-            # An overlay or bridge only if requested; a host may know no route and have one interface.
-            fitting = [nic for nic in used if nic.is_usable] or (usable if len(usable) == 1 else [])
+            # An overlay or bridge only if requested; a host may know no route to its peers.
+            fitting = (
+                [nic for nic in used if nic.is_usable] or self.shared(host) or (usable if len(usable) == 1 else [])
+            )
             over = ", ".join(dict.fromkeys(nic.name for nic in used))
             seen = f"ddp_nic is not set on {host.name}, and no cable or Wi-Fi that is up leads to its peers"
             seen += f", which are reached over {over}" if over else ""
@@ -223,7 +232,20 @@ class EndpointChooser:
         # The route's address, or else the first, IPv4 before IPv6.
         sources = [str(entry.get("source")) for entry in routes_of(host) if entry.get("nic") == nic.name]
         known = [*(source for source in sources if source in nic.addresses), *nic.addresses]
-        return Endpoint(nic.name, address or min(known, key=lambda text: ":" in text))
+        return Endpoint(nic.name, canonical(address) if address else min(known, key=lambda text: ":" in text))
+
+    def shared(self, host: Host) -> list[NetworkInterface]:
+        """The interfaces in a network that every other host can use too, cable before Wi-Fi."""
+        usable = {one.name: [nic for nic in nics_of(one) if nic.is_usable] for one in self.hosts}
+        others = [
+            [one.ip for nic in nics for one in nic.interfaces] for name, nics in usable.items() if name != host.name
+        ]
+
+        def reaches_all(nic: NetworkInterface) -> bool:
+            return all(any(ip in one.network for ip in ips for one in nic.interfaces) for ips in others)
+
+        found = filter(reaches_all, usable[host.name])
+        return sorted(found, key=lambda nic: (USABLE.index(nic.kind), -nic.speed))
 
     def remark(self, host: Host, nic: NetworkInterface, nics: Sequence[NetworkInterface]) -> None:
         """Add findings about the choice."""
@@ -246,13 +268,11 @@ class EndpointChooser:
         if six and four:
             seen = f"{', '.join(four)} would be reached by IPv4 but {', '.join(six)} by IPv6"
             self.findings.append(finding("address-refused", six[0], seen))
-        by_address: dict[str, Host] = {}
-        for host in self.hosts:
-            address = addresses.get(host.name, "")
-            other = by_address.setdefault(address, host) if address else host
-            if other is not host and not same_network_stack(host, other):
-                seen = f"{other.name} and {host.name} are different machines with the same address {address}"
-                self.findings.append(finding("address-refused", host.name, seen))
+        for one, other in itertools.combinations(self.hosts, 2):
+            address = addresses.get(one.name)
+            if address and address == addresses.get(other.name) and not same_network_stack(one, other):
+                seen = f"{one.name} and {other.name} are different machines with the same address {address}"
+                self.findings.append(finding("address-refused", other.name, seen))
 
 
 def canonical(address: str) -> str:

@@ -13,10 +13,11 @@ import os
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from .._contract.command_line import rank_argv
+from .._contract.decode import Ports
 from .._contract.document import digest_of, section
 from .._contract.findings import Finding, PlanError
 from .._contract.findings_table import ERROR
-from .._contract.plan import Given, Here, Node, Plan, Ports, Trainer, Training
+from .._contract.plan import Given, Here, Node, Plan, Trainer, Training
 from .._contract.politeness import GUEST
 from .._contract.settings import Asked, resolve
 from .._contract.settings_table import RunSettings

@@ -39,7 +39,6 @@ def problems(decided: Decided) -> Iterator[str]:
     """All conflicts in the settings."""
     run, hosts, shape = decided.asked, decided.hosts, decided.shape
     yield from model_problems(run, shape)
-    yield from stages.problems(run)
     yield from schedule_problems(run, decided)
     yield from keeper_problems(run, hosts, decided)
     yield from guest_problems(hosts, decided)
@@ -59,11 +58,13 @@ def model_problems(run: RunSettings, shape: ModelConfig) -> Iterator[str]:
 
 
 def schedule_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
-    """Numbers of steps that are zero, and ports of the job that are equal."""
+    """Numbers of steps that are zero or leave an evaluation out, and ports of the job that are equal."""
     every = {"ddp_eval_every": run.eval_every, "ddp_sample_every": run.sample_every, "ddp_save_every": run.save_every}
     for name, value in {**every, "ddp_keep_checkpoints": run.keep_checkpoints}.items():
         if value == 0:
             yield f"{name} is 0; it must be at least 1, or -1 for {'all' if 'keep' in name else 'none'}."
+    if run.stage == stages.SFT and run.sft_val_data and run.eval_every < 1:
+        yield "ddp_sft_val_data is set, but ddp_eval_every is -1, so nothing would be evaluated; set ddp_eval_every, for example to 50."
     used = {"ddp_port": run.port}
     if run.tracker == "mlflow":
         used["ddp_tracker_port"] = run.tracker_port

@@ -22,7 +22,6 @@ from .hosts import Host
 
 BASE, SFT = rules.BASE.name, rules.SFT.name
 SCRIPTS = {name: stage.script for name, stage in rules.STAGES.items()}
-LONGEST_NAME = 48
 
 
 def base_name(run: RunSettings) -> str:
@@ -39,15 +38,6 @@ def run_name(run: RunSettings) -> str:
     """The name of this run."""
     stage = run.stage
     return base_name(run) if stage == BASE else f"{base_name(run)}-{stage}"
-
-
-def problems(run: RunSettings) -> Iterator[str]:
-    """Settings that conflict with a stage."""
-    stage, name = run.stage, run_name(run)
-    if stage == SFT and run.sft_val_data and run.eval_every < 1:
-        yield "ddp_sft_val_data is set, but ddp_eval_every is -1, so nothing would be evaluated; set ddp_eval_every, for example to 50."
-    if len(name) > LONGEST_NAME:
-        yield f"ddp_run with ddp_stage {stage} makes the name {name}, which is longer than {LONGEST_NAME} characters; shorten ddp_run."
 
 
 def flags(run: RunSettings, run_dir: str) -> dict[str, object]:

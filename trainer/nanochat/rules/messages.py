@@ -33,7 +33,7 @@ def parse(line: str) -> list[Message]:
     ]
     turns = roles[1:] if roles[:1] == ["system"] else roles
     if len(turns) < 2 or any(role != ROLES[number % 2] for number, role in enumerate(turns)):
-        raise ValueError(WRONG)
+        raise ValueError(f"{WRONG}; its roles are {', '.join(map(str, roles)) or 'none'}")
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
