@@ -98,13 +98,8 @@ def removed() -> Iterator[str]:
     yield from ("", "## Removed settings, and what to write instead", "")
     yield "A removed setting that is empty, or asks for what is done now anyway, is ignored. Any other value is refused."
     yield from ("", "| no longer a setting | because |", "|---|---|")
-    for name, one in settings_table.REMOVED_SETTINGS.items():
-        yield f"| `{name}` | {one.instead} |"
-    for setting in settings_table.rows().values():
-        for value, instead in setting.gone.items():
-            yield f"| `{setting.name}: {value}` | {instead} |"
-    for name, instead in settings_table.REMOVED_VARIABLES.items():
-        yield f"| `{name}` in `ddp_extra_env` | {instead} |"
+    for name, (instead, *dummy) in settings_table.REMOVED_SETTINGS.items():
+        yield f"| `{name}` | {instead} |"
 
 
 def row(setting: settings_table.Setting) -> str:
@@ -113,37 +108,10 @@ def row(setting: settings_table.Setting) -> str:
 
 
 def troubleshooting_page() -> str:
-    """docs/troubleshooting.md."""
+    """docs/troubleshooting.md: what it says of each code, below what is written there by hand."""
     catalogue = findings_table.CATALOGUE
-    lines = [
-        "# Troubleshooting",
-        "",
-        "<!-- Written by tools/generate_docs.py from plugins/module_utils/_contract/findings_table.py. -->",
-        "",
-        "What the plan, preflight, watch and the doctor can find, by the code that they print. An error stops a run before it starts.",
-        "",
-        "- Before a run: `ansible-playbook nanochat.ddp.preflight -i INVENTORY`",
-        "- A run that is stuck or died: `ansible-playbook nanochat.ddp.doctor -i INVENTORY`",
-        "",
-        "| exit code | preflight | doctor | train.yml |",
-        "|---|---|---|---|",
-        "| 0 | no error was found | all ranks are healthy or only slow, or none runs | the run "
-        "finished, or was stopped, or with `-e watch=false` made its first step |",
-        "| 2 | an error was found; nothing is left behind | the verdict is an error | nothing was started because of an error, or the run "
-        "crashed or is stuck |",
-        "",
-        "Any other code but 0 is Ansible's own: 4 where a host could not be reached at all, 1 or 250 where Ansible itself failed.",
-        "",
-        "## By the words of an error",
-        "",
-        "| seen | look at |",
-        "|---|---|",
-    ]
-    texts = dict.fromkeys(text for kind in catalogue.values() for text in kind.seen_as)
-    for text in sorted(texts, key=str.lower):
-        codes = [f"[{code}](#{code})" for code, kind in catalogue.items() if text in kind.seen_as]
-        lines.append(f"| `{text}` | {', '.join(codes)} |")
-    lines += ["", "## By code"]
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    lines = [page.partition("## By code")[0] + "## By code"]
     for code in sorted(catalogue):
         kind = catalogue[code]
         lines += [

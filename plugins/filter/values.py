@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Filters that give plays and roles a value: of several hosts, of their runs, of a setting, of a measurement, also as text."""
+"""Filters that give plays and roles a value: of several hosts, of their runs, of a measurement, also as text."""
 
 from __future__ import annotations
 
@@ -10,31 +10,25 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ansible.errors import AnsibleFilterError
-
 from ..module_utils._contract import validate
 from ..module_utils._contract.document import section
-from ..module_utils._contract.settings import defaults
+from ..module_utils._contract.settings_table import find
 from ..module_utils._kit.printable import printable
 from ..module_utils._run import table as run_table
 from ..module_utils._run.state import RUNNING
 from ..plugin_utils._display.terminal import width
-from ..plugin_utils._runs import command_on, one_run, seen_of, why_no_answer
-
-NOTHING = object()
+from ..plugin_utils._runs import command_on, one_run, seen_of, whole_path, why_no_answer
 
 
-def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str, default: Any = NOTHING) -> dict[str, Any]:
-    """Host -> its value of the variable, or the default. Without a default, a variable that no host has is an error."""
+def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str, default: Any = None) -> dict[str, Any]:
+    """Host -> its value of the variable, or the default."""
     found = {host: hostvars[host].get(name, default) for host in hosts}
-    if found and all(value is NOTHING for value in found.values()):
-        raise AnsibleFilterError(f"none of {', '.join(found)} has a variable {name}; register or set it before")
     for host, value in found.items():
         # Reading what else Ansible adds to a result that took too long is a deprecation warning.
         late = value.get("timedout") if isinstance(value, Mapping) else None
         if isinstance(late, Mapping):
             found[host] = {**value, "timedout": {"period": late.get("period")}}
-    return {host: None if value is NOTHING else value for host, value in found.items()}
+    return found
 
 
 def found_runs(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,9 +44,9 @@ def found_runs(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def setting(given: Any, name: str) -> Any:
-    """The inventory's value; if empty, the default."""
-    return defaults("smoke")[name] if given in (None, "") else given
+def results_dir(given: str) -> str:
+    """The folder of results: that of ddp_results_dir, or its default."""
+    return whole_path(given or find("ddp_results_dir").default)
 
 
 def shard_chain(
@@ -111,7 +105,7 @@ class FilterModule:
             "of_hosts": of_hosts,
             "found_runs": found_runs,
             "one_run": one_run,
-            "setting": setting,
+            "results_dir": results_dir,
             "shard_chain": shard_chain,
             "status_table": status_table,
             "last_lines": last_lines,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 from ansible import constants, context
@@ -31,8 +30,7 @@ def lacking(hosts: int) -> str:
     is_default = constants.DEFAULT_STDOUT_CALLBACK == "default" and "ANSIBLE_STDOUT_CALLBACK" not in os.environ
     why = {}
     if forks < hosts:
-        at_a_time = f"Ansible handles {plural(forks, 'host')} at a time and the job has {hosts}"
-        why[f"forks = {hosts}"] = f"{at_a_time}, so every task takes {math.ceil(hosts / forks)} rounds"
+        why[f"forks = {hosts}"] = f"Ansible handles {plural(forks, 'host')} at a time and the job has {hosts}"
     if constants.INJECT_FACTS_AS_VARS:
         # Among them those by which a play finds files of the controller.
         why["inject_facts_as_vars = false"] = "Ansible turns facts from hosts into play variables"

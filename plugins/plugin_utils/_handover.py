@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import IO
 
 from ..module_utils._kit.printable import Stream
@@ -21,24 +20,19 @@ def is_there() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-@contextlib.contextmanager
-def _interrupts_left_to_others() -> Iterator[None]:
-    # Not SIG_IGN, which child processes would inherit; a handler is not.
-    before = signal.signal(signal.SIGINT, lambda *dummy: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def hand_over(argv: Sequence[str], remote: bool) -> int:
     """Run a program in the terminal; Ctrl-C goes to it. A remote program's output is filtered."""
     sys.stdout.flush()
     shown = subprocess.PIPE if remote else 1
-    # Ansible keeps its own terminal descriptors from child processes.
-    with _interrupts_left_to_others(), subprocess.Popen(argv, stdin=0, stdout=shown, stderr=2) as program:
-        if program.stdout:
-            _show(program.stdout)
+    # Not SIG_IGN, which child processes would inherit; a handler is not.
+    before = signal.signal(signal.SIGINT, lambda *dummy: None)
+    try:
+        # Ansible keeps its own terminal descriptors from child processes.
+        with subprocess.Popen(argv, stdin=0, stdout=shown, stderr=2) as program:
+            if program.stdout:
+                _show(program.stdout)
+    finally:
+        signal.signal(signal.SIGINT, before)
     return program.returncode
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -69,6 +70,11 @@ def newest_model(results: Mapping[str, Any]) -> dict[str, str]:
         return {}
     *dummy, host, run = max(having, key=lambda one: one[:4])
     return {"host": host, "run": run["run"], "run_dir": run["run_dir"]}
+
+
+def whole_path(path: str) -> str:
+    """A path on the controller; a relative one begins where the playbook was called."""
+    return os.path.realpath(os.path.expanduser(path))
 
 
 def is_local(known: Mapping[str, Any]) -> bool:

@@ -57,10 +57,7 @@ def read_lock(folder: Path, names: Sequence[str], torch_index: str) -> Lock:
     build = {"trainer": "trainer-default" if torch_index == "default" else "trainer-cpu"}
     texts = []
     for name in names:
-        path = folder / "locks" / f"{build.get(name, name)}.txt"
-        if not path.is_file():
-            raise AnsibleActionFail(f"there is no lock {path} on the controller")
-        texts.append(path.read_text(encoding="utf-8"))
+        texts.append((folder / "locks" / f"{build.get(name, name)}.txt").read_text(encoding="utf-8"))
     text = "\n".join(texts)
     checked = set(" ".join(re.findall(r"^# Checked: (.*)$", text, re.M)).split())
     pins: dict[str, list[str]] = {}
@@ -109,16 +106,9 @@ def download(wanted: Sequence[Package], python: str, machine: str, folder: Path,
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as lock:
         lock.write("\n".join(lines) + "\n")
         lock.flush()
-        argv = [
-            *runs_pip,
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--retries=1",
-            "--no-deps",
-            "--only-binary=:all:",
-        ]
-        argv += ["--require-hashes", f"--dest={folder}", f"--python-version={python}", "--implementation=cp", *more]
+        argv = [*runs_pip, "download", "--quiet", "--disable-pip-version-check", "--retries=1", "--no-deps"]
+        argv += ["--only-binary=:all:", "--require-hashes", f"--dest={folder}", *more]
+        argv += [f"--python-version={python}", "--implementation=cp"]
         argv += [*(f"--platform={tag}_{machine}" for tag in tags), f"--requirement={lock.name}"]
         try:
             done = subprocess.run(argv, capture_output=True, text=True, check=False)

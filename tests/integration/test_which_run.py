@@ -145,7 +145,7 @@ def test_ansibles_own_display_shows_the_status_and_the_verdict_in_lines(without_
 
 # Each waits so long for the frozen host.
 PLAYBOOKS = {"status": 3, "doctor": 3, "stop": 25, "collect": 3}
-PATIENCE = {f"{role}_patience": 3 for role in ("doctor", "find_run", "launch", "plan")}
+PATIENCE = {f"{role}_patience": 3 for role in ("doctor", "find_run", "launch")}
 
 
 def test_a_host_that_gives_no_answer_is_named_and_nothing_of_ansible_is_on_the_screen(hosts: Hosts) -> None:

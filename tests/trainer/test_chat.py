@@ -48,25 +48,20 @@ def test_only_the_assistants_part_is_learnt(tokens: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    "line",
     [
-        ("{", "it is not JSON"),
-        ('{"role": "user"}', "it must be a list"),
-        ("[]", "it must be a list"),
-        ("[3]", "message 1 is not an object"),
-        ('[{"role": "user", "content": 3}]', "the content of message 1 is not text"),
-        ('[{"role": "robot", "content": "x"}]', "the role of message 1 is 'robot'"),
-        ('[{"role": "assistant", "content": "x"}]', "must take turns, the user first"),
-        ('[{"role": "user", "content": "x"}]', "it has no answer by the assistant"),
-        ('[{"role": "system", "content": "x"}]', "it has no answer by the assistant"),
+        '{"role": "user"}', "[]", "[3]", '[{"role": "user", "content": 3}, {"role": "assistant", "content": "x"}]',
+        '[{"role": "robot", "content": "x"}, {"role": "assistant", "content": "x"}]', '[{"role": "user", "content": "x"}]',
+        '[{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]', '[{"role": "system", "content": "x"}]', "{",
     ],
-)
-def test_a_broken_line_is_named_with_its_file(tmp_path: Path, line: str, told: str) -> None:
+)  # fmt: skip
+def test_a_broken_line_is_named_with_its_file(tmp_path: Path, line: str) -> None:
     path = tmp_path / "talks.jsonl"
     path.write_text(json.dumps(ASKED) + "\n\n" + line + "\n")
     with pytest.raises(DataError) as caught:
         conversation.offsets(path)
-    assert f"{path}, line 3: " in str(caught.value) and told in str(caught.value)
+    why = "it is not JSON" if line == "{" else "it must be a list of"
+    assert f"{path}, line 3: {why}" in str(caught.value)
 
 
 def test_files_without_conversations(tmp_path: Path) -> None:

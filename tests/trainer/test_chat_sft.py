@@ -166,7 +166,7 @@ def test_bad_conversations_and_base_models_are_refused(base: Path, tmp_path: Pat
     shutil.copytree(base, tmp_path / "run", symlinks=True)
     job, nothing = Chat(tmp_path / "run", 1), Chat(tmp_path / "nothing", 1)
     for where, flags, told, cause in (
-        (job, ("--conversations", str(broken)), "line 42: it has no answer by the assistant", "bad-data"),
+        (job, ("--conversations", str(broken)), "line 42: it must be a list of", "bad-data"),
         (job, ("--depth", "2"), "has n_layer 3, but this run has 2", "bad-checkpoint"),
         (nothing, (), "no rank has a base checkpoint in", "bad-checkpoint"),
     ):

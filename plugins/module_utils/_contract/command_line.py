@@ -12,13 +12,11 @@ from .plan import Node, Plan
 
 
 def flag_words(flags: Mapping[str, object]) -> List[str]:
-    """Flags as words: True is a switch, per-rank numbers are joined by commas, several texts repeat the flag."""
+    """Flags as words: True is a switch, per-rank numbers are joined by commas."""
     found: List[str] = []
     for name, value in flags.items():
         if value is True:
             found.append(f"--{name}")
-        elif isinstance(value, list) and all(isinstance(one, str) for one in value):
-            found += [f"--{name}={one}" for one in value]
         elif isinstance(value, list):
             found.append(f"--{name}={','.join(map(str, value))}")
         else:

@@ -160,30 +160,28 @@ def _text(value: Any) -> str:
     return str(value).encode("utf-8", "replace").decode("utf-8")
 
 
-class DeployedNode(TypedDict):
-    """A node, as far as the doctor needs it."""
-
-    host: str
-    rank: Rank
-    address: Optional[Address]
-    peers: Optional[list[Address]]
-    session: Optional[PlainName]
-    nic: Optional[str]
-
-
-class DeployedMaster(TypedDict):
-    """Where the ranks met."""
+class Master(TypedDict):
+    """Where the ranks of a plan meet."""
 
     host: str
     address: Optional[Address]
     port: Port
 
 
-class DeployedPorts(TypedDict):
-    """Where the ranks listened."""
+class Ports(TypedDict):
+    """The range in which Gloo listens."""
 
     low: Port
     high: Port
+
+
+class DeployedNode(TypedDict):
+    """A node, as far as the doctor needs it."""
+
+    host: str
+    rank: Rank
+    address: Optional[Address]
+    nic: Optional[str]
 
 
 class DeployedPlan(TypedDict):
@@ -191,8 +189,8 @@ class DeployedPlan(TypedDict):
 
     run: PlainName
     nodes: list[DeployedNode]
-    master: DeployedMaster
-    data_ports: DeployedPorts
+    master: Master
+    data_ports: Ports
     timeout_seconds: Optional[Timeout]
 
 

@@ -5,16 +5,9 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, TypedDict
+from typing import Optional, Sequence, TypedDict
 
 from .findings_table import CATALOGUE
-
-
-class Facts(TypedDict, total=False):
-    """Facts of a finding, for programs."""
-
-    pids: List[int]  # processes concerned
-    pieces: List[str]  # missing pieces of evidence
 
 
 class Finding(TypedDict):
@@ -27,7 +20,6 @@ class Finding(TypedDict):
     seen: str
     why: str
     remedy: str
-    facts: Facts
 
 
 def finding(
@@ -37,12 +29,8 @@ def finding(
     peer: Optional[str] = None,
     remedy: Optional[str] = None,
     severity: Optional[str] = None,
-    facts: Optional[Facts] = None,
 ) -> Finding:
-    """Create a finding; remedy and severity default to the catalogue's.
-
-    `facts` is for programs (such as pids), so that nobody parses the sentences.
-    """
+    """Create a finding; remedy and severity default to the catalogue's."""
     kind = CATALOGUE[code]
     return {
         "code": code,
@@ -52,7 +40,6 @@ def finding(
         "seen": seen,
         "why": kind.why,
         "remedy": remedy or kind.remedy,
-        "facts": facts or {},
     }
 
 

@@ -1,15 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every finding of plan, preflight and doctor: one code, one meaning, one remedy.
-
-docs/troubleshooting.md is generated from these rows, so that searching for an error message finds the remedy.
-"""
+"""Every finding of plan, preflight and doctor: one code, one meaning, one remedy (docs/troubleshooting.md)."""
 
 from __future__ import annotations
 
 import functools
-from typing import Dict, NamedTuple, Tuple
+from typing import Dict, NamedTuple
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 
@@ -21,7 +18,6 @@ class FindingKind(NamedTuple):
     title: str
     why: str
     remedy: str
-    seen_as: Tuple[str, ...] = ()  # texts that users search for
 
 
 _error = functools.partial(FindingKind, ERROR)
@@ -48,30 +44,19 @@ CATALOGUE: Dict[str, FindingKind] = {
         "A host has no address at which the others reach it",
         "Every rank connects to every other rank at the address in the plan, by IPv4 or all by IPv6; Gloo looks for its interface by name.",
         "Set ddp_nic or ddp_address of that host to an interface on the shared network that is up.",
-        seen_as=("Unable to find address for", "Cannot assign requested address", "Address family not supported", "Invalid argument"),
     ),
     "venv-refused": _error(
         "The trainer's environment cannot be created in the chosen folder", "PyTorch and the trainer's packages go there.",
         "Set ddp_venv_dir to another folder.",
     ),
     "source-missing": _error(
-        "Data named in the settings does not exist", "The start would fail later, after other hosts were changed.",
-        "Correct the path, the URL or ddp_data_shards, or put there what is missing.",
+        "Data named in the settings does not exist or cannot be used", "The start would fail later, after other hosts were changed.",
+        "Correct the setting, or put there what is missing.",
     ),
-    "base-missing": _error(
-        "There is no base model to start from",
-        "Fine-tuning (ddp_stage=sft) needs the checkpoint of a run that trained a base model.",
-        "Train one first (ddp_stage=base), or name a run that has one (ddp_run).",
-    ),
-    "base-differs": _error(
-        "The base model does not match the settings",
-        "Weights of another shape or vocabulary cannot be loaded, and another tokenizer changes what the tokens mean.",
-        "Use the settings that the base model was trained with, or name another run (ddp_run).",
-    ),
-    "conversations-broken": _error(
-        "The conversations for fine-tuning cannot be used",
-        "Each line of ddp_sft_data must be a JSON list of role and content in which user and assistant alternate.",
-        "Correct ddp_sft_data, or the lines listed; nothing was started.",
+    "base-refused": _error(
+        "There is no base model to start from, or it does not match the settings",
+        "Fine-tuning needs the checkpoint of a run that trained a base model of the same shape, vocabulary and data.",
+        "Train one first (ddp_stage=base), use the settings that it was trained with, or name the run that has one (ddp_run).",
     ),
     "results-read-only": _error(
         "The controller cannot write the results", "Logs, metrics and reports are collected on it.",
@@ -108,15 +93,7 @@ CATALOGUE: Dict[str, FindingKind] = {
     "threads-over-cores": _warning(
         "More threads than cores",
         "Threads that wait for a processor slow every step down, and two threads on one core hardly speed up matrix products.",
-        "Lower ddp_threads on that host, or leave it empty.",
-    ),
-    "one-machine-twice": _warning(
-        "Two hosts of the inventory are one machine", "Its ranks share cores and memory, so training is no faster than with one of them.",
-        "Correct ansible_host of the one that should be another machine, or keep only one of them.",
-    ),
-    "memory-tight": _warning(
-        "Less memory is free than the run needs", "The machine would swap, or kill the process that uses most memory.",
-        "Stop whatever uses the memory, or lower ddp_device_batch.",
+        "Leave ddp_threads of that host empty, or train with fewer nodes on it.",
     ),
     "other-training": _warning(
         "Another training process runs on the host", "It uses cores and memory; a leftover of an earlier attempt may also hold a port.",
@@ -126,7 +103,6 @@ CATALOGUE: Dict[str, FindingKind] = {
     "host-down": _error(
         "A host does not answer over SSH", "The others would wait for it at the rendezvous until the timeout.",
         "Check that it is on and awake, and that you can log in to it with ssh as Ansible does.",
-        seen_as=("UNREACHABLE", "Connection timed out", "Permission denied (publickey)"),
     ),
     "evidence-missing": _error(
         "A check could not be made on a host", "A missing check is not a passed check; the run might fail for a reason nobody tested.",
@@ -137,35 +113,28 @@ CATALOGUE: Dict[str, FindingKind] = {
         "Ranks connect to each other on the rendezvous port and on any port of the data range, in both directions. Dropped packets cause "
         "no error, so training would hang at its first collective.",
         "Open the ports to this job's hosts only: ansible-playbook train.yml -i INVENTORY --tags network",
-        seen_as=(
-            "Gloo connectFullMesh failed", "Connect timeout", "SO_ERROR: Connection refused", "SO_ERROR: No route to host",
-            "DistStoreError: Timed out", "1/2 clients joined", "DistNetworkError",
-        ),
     ),
     "no-sudo": _error(
         "The owner of a host must open its firewall", "A port of the job is closed, and this user cannot become root without a password.",
-        "Ask the owner of the host to run the commands.", seen_as=("sudo: a password is required", "Missing sudo password"),
+        "Ask the owner of the host to run the commands.",
     ),
     "peer-unreachable": _error(
         "No route between two hosts", "Every rank must reach every other rank.",
         "Check the cable or Wi-Fi link, that both addresses are in the same network, and the firewall or client isolation of the router "
-        "between them.", seen_as=("No route to host", "Network is unreachable", "Connect timeout"),
+        "between them.",
     ),
     "port-held": _error(
         "The rendezvous port is taken", "Often an earlier attempt still holds it; ranks would fail with EADDRINUSE, or join the wrong run.",
         "Stop that process if nobody needs it, or set ddp_port to a free port.",
-        seen_as=("EADDRINUSE", "Address already in use", "The server socket has failed to listen"),
     ),
     "stale-ranks": _warning(
         "Processes of an earlier run of this collection are still running", "They use cores and memory, and may hold the rendezvous port.",
         "Stop them: ansible-playbook nanochat.ddp.stop -i INVENTORY; launching the same run does that, too.",
-        seen_as=("EADDRINUSE", "Address already in use"),
     ),
     "name-is-loopback": _info(
         "The name of a host resolves to its loopback address",
         "A peer given this name would connect to itself. The plan uses addresses, so this does no harm.",
         "No action needed for this job. By hand, use addresses, or remove the 127.0.1.1 line from /etc/hosts.",
-        seen_as=("remote=[127.0.0.1]", "remote=[127.0.1.1]", "Connection refused, remote=[::1]"),
     ),
     "route-differs": _warning(
         "Packets to a peer leave through a different interface than planned",
@@ -176,11 +145,10 @@ CATALOGUE: Dict[str, FindingKind] = {
         "Packets to a peer go through an overlay network",
         "Tailscale, WireGuard and the like encrypt every packet and may detour it; each step waits for that.",
         "Use addresses on the shared network (ddp_address), or remove the peers' network from the overlay's routes.",
-        seen_as=("tailscale0", "wg0"),
     ),
     "route-over-bridge": _warning(
         "Packets to a peer go to a bridge for containers or virtual machines", "Such a network usually does not leave the host.",
-        "Set ddp_nic and ddp_address to the interface that leads to the peers.", seen_as=("docker0", "virbr0"),
+        "Set ddp_nic and ddp_address to the interface that leads to the peers.",
     ),
     "link-unmeasured": _warning(
         "A connection opened, but could not be measured",
@@ -206,7 +174,6 @@ CATALOGUE: Dict[str, FindingKind] = {
         "The shards or the tokenizer differ between hosts",
         "One rank would reach the end while others wait for it, or the ranks would train on different tokens.",
         "Copy the same shards to all hosts: ansible-playbook train.yml -i INVENTORY --tags data",
-        seen_as=("no parquet files", "StopIteration"),
     ),
     "cpu-features-differ": _info(
         "The CPUs have different instructions for matrix products", "The ranks run at different speeds; their weights stay identical.",
@@ -217,30 +184,27 @@ CATALOGUE: Dict[str, FindingKind] = {
         "Look at it with top; stop it, or start when it has finished.",
     ),
     "memory-short": _error(
-        "A host has less memory than its rank needs", "The kernel would kill the rank when memory runs out.",
-        "Lower ddp_depth, ddp_device_batch or ddp_sequence.", seen_as=("Out of memory", "can't allocate memory"),
+        "A host has less memory than its rank needs, or less of it free", "It would swap, or its kernel kill the rank.",
+        "Stop whatever uses the memory, or lower ddp_depth, ddp_device_batch or ddp_sequence.",
     ),
     "disk-short": _error(
         "A host has too little disk space for checkpoints, data and software", "A checkpoint that cannot be written ends the run.",
-        "Set ddp_base_dir to a larger disk, or lower ddp_keep_checkpoints.", seen_as=("No space left on device",),
+        "Set ddp_base_dir to a larger disk, or lower ddp_keep_checkpoints.",
     ),
     "folder-refused": _error(
         "A folder on a host cannot be used",
         "A job keeps all its files in the base folder and runs programs from there, again and again: this user must be able to write and "
         "run them there, and nobody else to change them.",
         "Set ddp_base_dir to a folder of this host's own that only this user can write to.",
-        seen_as=(
-            "Permission denied", "Read-only file system", "failed to map segment from shared object", "Operation not permitted",
-        ),
     ),
     "no-tmux": _error(
         "A host has no tmux", "Training runs in a tmux session, so that it survives a lost connection.",
-        "Ask its owner to install it: sudo apt-get install tmux (or dnf, pacman, apk).", seen_as=("tmux: command not found",),
+        "Ask its owner to install it: sudo apt-get install tmux (or dnf, pacman, apk).",
     ),
     "python-too-old": _error(
         "A host has no Python that PyTorch supports", "PyTorch needs 3.10 or newer.",
         "Install one (apt install python3.12; without root: uv python install 3.12), which the plan then finds, or set ddp_python to the "
-        "path of another.", seen_as=("No matching distribution found for torch", "requires a different Python"),
+        "path of another.",
     ),
     "architecture-differs": _error(
         "The hosts have different architectures, or one that PyTorch does not support",
@@ -255,15 +219,11 @@ CATALOGUE: Dict[str, FindingKind] = {
         "A resource limit of this user is too low for training",
         "Each rank connects to every other rank, starts a thread per core, and writes large checkpoints.",
         "Raise it in /etc/security/limits.conf and log in again.",
-        seen_as=(
-            "Too many open files", "Resource temporarily unavailable", "can't start new thread", "File too large", "SIGXCPU", "SIGXFSZ",
-        ),
     ),
     "gloo-failed": _error(
         "A real all-reduce among the hosts failed", "Every training step does the same.",
         "See the findings about ports, routes and firewalls; they usually name the reason. If there are none, a host was frozen or cut "
         "off for a moment: run the playbook again.",
-        seen_as=("Gloo connectFullMesh failed", "DistNetworkError", "Connection closed by peer"),
     ),
     "run-in-progress": _info(
         "The run is in progress, so checks that would disturb it were skipped", "Its ports, links and cores are in use.",
@@ -278,7 +238,6 @@ CATALOGUE: Dict[str, FindingKind] = {
     "rank-host-no-answer": _error(
         "A host of the run does not answer", "The other ranks wait for it at the next collective until the timeout.",
         "Check that the machine is on and awake and its network is up, then: ansible-playbook train.yml -i INVENTORY --tags restart",
-        seen_as=("UNREACHABLE", "Connection timed out", "No route to host"),
     ),
     "rank-away": _warning(
         "The run continues without a host",
@@ -306,30 +265,26 @@ CATALOGUE: Dict[str, FindingKind] = {
         "A rank was killed by the kernel: out of memory (OOM)",
         "The kernel kills the process that uses most memory; the other ranks then wait for it.",
         "Lower ddp_device_batch, or stop whatever else uses the memory; then restart: the run resumes from its newest checkpoint.",
-        seen_as=("Out of memory: Killed process", "exitcode: -9", "can't allocate memory"),
     ),
     "rank-killed": _error(
         "A rank was killed by a signal", "Something on that host sent SIGKILL; the kernel reports no lack of memory.",
         "Find out what did, then restart: the run resumes from its newest checkpoint.",
-        seen_as=("exitcode: -9", "SIGKILL", "Connection closed by peer"),
     ),
     "rank-vanished": _error(
         "A rank disappeared without an exit status", "The machine restarted, or the whole session was killed.",
-        "Restart: the run resumes from the newest checkpoint that any rank has.", seen_as=("Connection closed by peer",),
+        "Restart: the run resumes from the newest checkpoint that any rank has.",
     ),
     "rank-failed": _error(
         "A rank ended with an error of its own", "The other ranks wait for it, or end because it is gone.",
         "Read the error, remove its cause, then restart: the run resumes from its newest checkpoint.",
-        seen_as=("ChildFailedError", "Connection closed by peer"),
     ),
     "loss-not-finite": _error(
         "The loss is infinite or not a number", "The weights are useless after that step, so training ends.",
         "Lower the learning rates (ddp_extra_args), then restart: the run resumes from its newest checkpoint.",
-        seen_as=("loss: nan", "loss: inf"),
     ),
     "rank-not-started": _error(
         "A rank was never started, or has ended, while others wait", "A run works only if all of its ranks run.",
-        "Restart the whole run: ansible-playbook train.yml -i INVENTORY --tags restart", seen_as=("1/2 clients joined",),
+        "Restart the whole run: ansible-playbook train.yml -i INVENTORY --tags restart",
     ),
     "rank-frozen": _error(
         "The process of a rank is suspended",
@@ -347,22 +302,19 @@ CATALOGUE: Dict[str, FindingKind] = {
     "rank-stuck": _error(
         "A rank did not arrive at a collective", "The others wait for it there; its stack shows where it is.",
         "Restart the run, and keep the evidence: it shows the line that the rank was at.",
-        seen_as=("Timed out waiting for recv operation to complete",),
     ),
     "link-cut": _error(
         "Packets between two hosts are lost",
         "A cable, a Wi-Fi link or a firewall between them drops packets; each side waits for the other.",
         "Check the link and the firewalls: ansible-playbook nanochat.ddp.preflight -i INVENTORY; then restart.",
-        seen_as=("Timed out waiting for recv operation to complete", "Gloo connectFullMesh failed", "Connect timeout"),
     ),
     "data-mismatch": _error(
         "A rank has no data, or different data from the others", "One rank ends or waits for data while the others wait for it.",
         "Copy the same shards to all hosts: ansible-playbook train.yml -i INVENTORY --tags data; then restart.",
-        seen_as=("no parquet files",),
     ),
     "disk-full": _error(
         "A host has no disk space left", "Checkpoints and logs cannot be written; the last complete checkpoint is kept.",
-        "Free space on that host, or lower ddp_keep_checkpoints; then restart.", seen_as=("No space left on device",),
+        "Free space on that host, or lower ddp_keep_checkpoints; then restart.",
     ),
     "settings-differ": _error(
         "The ranks were started with different settings", "They would train different models, or hang at the first collective.",

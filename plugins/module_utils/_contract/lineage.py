@@ -42,11 +42,9 @@ def differences(deployed: Mapping[str, Any], plan: Mapping[str, object]) -> List
     if was["data"] and was["data"]["id"] != now["data"].get("id"):
         groups = (_differing(group, was["data"], now["data"]) for group in DATA)
         found += next((group for group in groups if group), [])
-    if was["stage"] and now["stage"] and was["stage"] != now["stage"]:
-        digests = (str(section(one["stage"], "conversations").get("sha256"))[:8] for one in (was, now))
-        found.append(
-            "the file of ddp_sft_data was one with SHA-256 %s... and is one with SHA-256 %s... now" % tuple(digests)
-        )
+    if was["stage"] and now["stage"]:
+        talks = ({"id": str(section(one["stage"], "conversations").get("sha256"))[:8]} for one in (was, now))
+        found += _differing({"id": "the SHA-256 of ddp_sft_data"}, *talks)
     return list(dict.fromkeys(found))
 
 

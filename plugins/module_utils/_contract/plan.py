@@ -7,25 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, TypedDict
 
-from .probe import Folder
-
 if TYPE_CHECKING:
     from typing import NotRequired  # which the Python 3.9 that hosts may have does not know
 
-
-class Master(TypedDict):
-    """Where the ranks meet."""
-
-    host: str
-    address: Optional[str]
-    port: int
-
-
-class Ports(TypedDict):
-    """The range in which Gloo listens."""
-
-    low: int
-    high: int
+    from .decode import Master, Ports
+    from .findings import Finding
+    from .probe import Folder
 
 
 class Model(TypedDict):
@@ -167,19 +154,13 @@ class Conversations(TypedDict):
     count: int
 
 
-class ConversationFacts(Conversations):
-    """Conversations as the controller reads them, with their errors."""
-
-    problems: List[str]
-
-
 class Here(TypedDict, total=False):
-    """The controller's answers to the plan."""
+    """Files and folders of the settings on the controller."""
 
     folders: Dict[str, Folder]
-    read_only: str  # the folder for results, if it cannot be written
-    conversations: ConversationFacts
-    held_out: ConversationFacts
+    conversations: Conversations
+    held_out: Conversations
+    obstacles: List[Finding]  # why these or the folder of results cannot be used
 
 
 class Stage(TypedDict):
@@ -214,15 +195,6 @@ class Plan(TypedDict):
 def open_ports(plan: Plan, node: Node) -> List[int]:
     """The ports that a host opens besides its data ports: the rendezvous port on the master only, unless there are keepers."""
     return node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
-
-
-class ControllerQuestion(TypedDict):
-    """The plan's questions to the controller: folders, conversations, and where results go."""
-
-    folders: List[str]
-    results: str
-    conversations: Optional[str]
-    held_out: Optional[str]
 
 
 class Given(TypedDict):

@@ -10,14 +10,14 @@ import os
 import re
 from typing import Any, List
 
-from .._rules.stages import LATER, STAGES
+from .._rules.stages import STAGES
 
 # The files of a tokenizer folder.
 TOKENIZER = ("tokenizer.pkl", "token_bytes.pt")
 # A run's name is also its folder and part of its sessions' names, so it must be a plain word.
 GIVEN_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,47}"
-# A later stage of training is a separate run, named after the first.
-RUN_NAME = GIVEN_NAME + "(-(%s))?" % "|".join(LATER)
+# A later stage of training is a separate run, named after the first; mid and eval were stages of earlier versions.
+RUN_NAME = GIVEN_NAME + "(-(sft|mid|eval))?"
 RUN_NAME_HELP = "1 to 48 letters, digits, - or _, for example d4-trial"
 PLAN = "plan.json"
 SESSION = "session.json"

@@ -70,10 +70,11 @@ def read_host(variables: Mapping[str, Any]) -> tuple[Values, list[str]]:
         if not target.startswith(PREFIX) or target in NOT_SETTINGS:
             continue
         if removed := REMOVED_SETTINGS.get(target):
-            word = str(value).strip().lower()
+            instead, *ignored = removed
+            word = str(value).strip().lower().removesuffix(".0")
             truth = "true" if word in TRUE else "false" if word in FALSE else word
-            if not is_unset(value) and {word, truth}.isdisjoint(removed.ignored):
-                problems.append(f"{name}{WHERE} is no longer a setting: {removed.instead}.")
+            if not is_unset(value) and {word, truth}.isdisjoint(ignored):
+                problems.append(f"{name}{WHERE} is no longer a setting: {instead}.")
         elif target not in rows():
             # Without the prefix, which makes all names alike.
             fields = [row.field for row in rows().values()]
@@ -89,8 +90,6 @@ def read_host(variables: Mapping[str, Any]) -> tuple[Values, list[str]]:
 
 
 def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
-    if str(value) in setting.gone:
-        return f"{name} is {shown(setting, value)}{WHERE}, which is no longer a choice: {setting.gone[str(value)]}."
     explained = setting.kind in ("dict", "list") or str(error).startswith(("at most", "a NUL", NO_CREDENTIALS))
     reason = f" ({error})" if explained else ""
     return f"{name} is {shown(setting, value)}{WHERE}{reason}; it must be {wanted(setting)}."
@@ -261,8 +260,6 @@ def convert(setting: Setting, value: Any) -> Any:
         most = setting.most or MOST_OF_ALL
         if result > most:
             raise ValueError(f"at most {most}")
-        if setting.name.endswith("_port") and result > 65535:
-            raise ValueError("no such port")
     # Values of variables are checked where they are written.
     texts = [result] if isinstance(result, str) else list(result) if setting.kind in ("list", "dict") else []
     if any(re.search("[\0\ud800-\udc7f\udd00-\udfff]", text) for text in texts):

@@ -34,63 +34,30 @@ NOT_SETTINGS = frozenset((
     "ddp_purge",
 ))  # fmt: skip
 
-
-class Removed(NamedTuple):
-    """A setting of earlier versions. It is ignored if it is empty, or asks for what is done now anyway."""
-
-    instead: str  # follows "is no longer a setting: "
-    ignored: Tuple[str, ...] = ()
-
-
+# Settings of earlier versions: what to do instead, and the values that ask for what is done now anyway, which are ignored.
 # fmt: off
-REMOVED_SETTINGS: Dict[str, Removed] = {
-    "ddp_training": Removed(
-        "a run is one training. Remove it; where hosts hold two, the plan names both folders and the command that sets one aside",
-    ),
-    "ddp_device": Removed("training is on CPUs. Remove it", ("auto", "cpu")),
-    "ddp_dtype": Removed("numbers are float32. Remove it; ddp_matmul is the precision of matrix products", ("auto", "float32")),
-    "ddp_trainer_source": Removed(
-        "the collection has its own trainer. Remove it; docs/guides/upstream.md says how to exchange models with nanochat", ("ours",),
-    ),
-    "ddp_trainer_join": Removed("the collection trains with its own trainer. Remove it", ("true",)),
-    "ddp_quiet_minutes": Removed("a guest comes back after one quiet minute. Remove it", ("1", "1.0", "10", "10.0")),
-    "ddp_heat_limit": Removed(
-        "ddp_away_if is a command for that. Remove it; docs/guides/polite-guest.md has the command for heat", ("95", "95.0"),
-    ),
-    "ddp_load_limit": Removed("a guest leaves where other programs use more than half a core. Remove it", ("0.5",)),
-    "ddp_strict": Removed("warnings never stop a run. Remove it, and read the findings of nanochat.ddp.preflight first", ("false",)),
-    "ddp_python_mirror": Removed("uv has a setting for that. Remove it, and set python-install-mirror in ~/.config/uv/uv.toml there"),
-    "ddp_data_last_shard": Removed(
-        "the collection's last shard is 6542. Remove it; for another collection, copy its shards and use ddp_data_source host", ("6542",),
-    ),
-    "ddp_stall_factor": Removed("a step of five times the usual length is examined. Remove it", ("5", "5.0")),
-    "ddp_collect_checkpoints": Removed("the newest checkpoint is always copied to the controller. Remove it", ("true",)),
-    "ddp_tracker_bind": Removed(
-        "the MLflow server listens on the master only. Remove it; `ssh -N -L 5000:127.0.0.1:5000 MASTER` shows it elsewhere",
-        ("127.0.0.1", "localhost"),
-    ),
-    "ddp_cores": Removed("a rank computes on one processor of every fast core. Remove it; ddp_threads limits their number"),
-    "ddp_live_page": Removed(
-        "the report is the one page. Remove it; `ansible-playbook nanochat.ddp.collect` renews the report while the run goes on",
-        ("false",),
-    ),
-    "ddp_port_range": Removed(
-        "the data ports are a host's own local ports. Remove it; to have fewer, narrow those on the host by `net.ipv4.ip_local_port_range "
-        "= 40000 40999` in /etc/sysctl.d/90-nanochat-ddp.conf, where earlier versions wrote it",
-    ),
-    "ddp_rebalance": Removed(
-        "shares follow the hosts' speeds while training. Remove it; ddp_batch_split equal or threads keeps them", ("true",),
-    ),
-    "ddp_torch_index": Removed(
-        "uv takes torch from PyTorch's index of CPU builds, or else from where pip does on that host. Remove it; name a mirror in that "
-        "user's pip.conf, or accept the CUDA build with ddp_torch 2.13.0+cuda", ("auto",),
-    ),
+REMOVED_SETTINGS: Dict[str, Tuple[str, ...]] = {
+    "ddp_training": ("a run is one training. Remove it; where hosts hold two, the plan says how to set one aside",),
+    "ddp_device": ("training is on CPUs. Remove it", "auto", "cpu"),
+    "ddp_dtype": ("numbers are float32. Remove it; ddp_matmul is the precision of matrix products", "auto", "float32"),
+    "ddp_trainer_source": ("the collection has its own trainer. Remove it, and see docs/guides/upstream.md", "ours"),
+    "ddp_trainer_join": ("the collection trains with its own trainer. Remove it", "true"),
+    "ddp_quiet_minutes": ("a guest comes back after one quiet minute. Remove it", "1", "10"),
+    "ddp_heat_limit": ("ddp_away_if is a command for that. Remove it, and see docs/guides/polite-guest.md", "95"),
+    "ddp_load_limit": ("a guest leaves where other programs use more than half a core. Remove it", "0.5"),
+    "ddp_strict": ("warnings never stop a run. Remove it, and read the findings of nanochat.ddp.preflight first", "false"),
+    "ddp_python_mirror": ("uv has a setting for that. Remove it, and set python-install-mirror in ~/.config/uv/uv.toml there",),
+    "ddp_data_last_shard": ("it is 6542. Remove it; copy the shards of another collection and use ddp_data_source host", "6542"),
+    "ddp_stall_factor": ("a step of five times the usual length is examined. Remove it", "5"),
+    "ddp_collect_checkpoints": ("the newest checkpoint is always copied to the controller. Remove it", "true"),
+    "ddp_tracker_bind": ("MLflow listens on the master only. Remove it; ssh -L shows it elsewhere", "127.0.0.1", "localhost"),
+    "ddp_cores": ("a rank computes on one processor of every fast core. Remove it; ddp_threads limits their number",),
+    "ddp_live_page": ("the report is the one page. Remove it; nanochat.ddp.collect renews it while the run goes on", "false"),
+    "ddp_port_range": ("the data ports are a host's own local ports (sysctl net.ipv4.ip_local_port_range). Remove it",),
+    "ddp_rebalance": ("shares follow the hosts' speeds. Remove it; ddp_batch_split equal or threads keeps them", "true"),
+    "ddp_torch_index": ("uv asks PyTorch's index, then pip's. Remove it; ddp_torch 2.13.0+cuda accepts a CUDA build", "auto"),
 }
 # fmt: on
-# The same of environment variables that earlier trainers read.
-REMOVED_VARIABLES = {
-    "NANOCHAT_PROM_DIR": "ranks write no file for Prometheus any more. Read metrics-rankN.jsonl in the run folder, or use ddp_tracker",
-}
 ALIASES = {"watch": "ddp_watch"}
 PROFILE_NAMES = ("smoke", "real")
 
@@ -116,7 +83,6 @@ class Setting(NamedTuple):
     empty: str = ""  # the meaning of an unset value
     smoke: Any = None  # defaults of the profiles
     real: Any = None
-    gone: Mapping[str, str] = MappingProxyType({})  # choices of earlier versions, with what to do instead
     flag: str = ""  # the trainer's flag that is given this value, or the decision where the plan makes one
 
     @property
@@ -154,10 +120,6 @@ class RunSettings:
     stage: str = _run(
         "base", "base trains a model; sft fine-tunes it on conversations, as the run NAME-sft.",
         choices=tuple(STAGES),
-        gone={
-            "eval": "bits per byte are measured in every run, at ddp_eval_every steps and at its end",
-            "mid": "nanochat has no stage between base and sft any more; use those",
-        },
     )
     run: Optional[str] = _run(
         None, "Name of the run, its folder and its sessions on every host.",
@@ -240,7 +202,7 @@ class RunSettings:
     keep_checkpoints: int = _training(2, "Number of checkpoints to keep on each host; -1 keeps all.", low=-1, flag="keep-checkpoints")
     sync: str = _training(
         "auto", "exact: float32; bf16, int8, int4: rounded, for slow links; auto: the fastest that was measured.",
-        choices=("auto", *ways.WAYS), flag="sync", gone=dict.fromkeys(("dense", "ddp"), "exact sends the same sums in fewer bytes"),
+        choices=("auto", *ways.WAYS), flag="sync",
     )
     head: str = _training(
         "auto",
@@ -260,9 +222,9 @@ class RunSettings:
     secret_env: Mapping[str, str] = _training({}, "The same, but masked in all output, for example WANDB_API_KEY.")
 
     # The network
-    port: int = _network(29500, "Port on the master where the ranks meet.", low=1024)
+    port: int = _network(29500, "Port on the master where the ranks meet.", low=1024, most=65535)
     keeper_port: int = _network(
-        29501, "With ddp_restarts: port of the keeper on each host; nodes that share a machine use the next ports.", low=1024,
+        29501, "With ddp_restarts: port of the keeper on each host; nodes that share a machine use the next ports.", low=1024, most=65535,
     )
     manage_firewall: bool = _network(True, "Open an active firewall to the peers, and only to them.")
 
@@ -309,7 +271,7 @@ class RunSettings:
     tracker: str = _watching(
         "none", "Experiment tracker that the master also reports metrics to.", choices=("none", "mlflow", "wandb"), flag="tracker",
     )
-    tracker_port: int = _watching(5000, "Port of the MLflow server, which listens on the master's loopback only.", low=1024)
+    tracker_port: int = _watching(5000, "Port of the MLflow server, which listens on the master's loopback only.", low=1024, most=65535)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,16 +45,6 @@ MOST_KEPT = 2**36
 SAVES = 10
 
 
-class Clock(NamedTuple):
-    """The controller's clock now, and when this play began with the job."""
-
-    now: float = 0.0
-    began: float = 0.0
-
-
-NO_CLOCK = Clock()
-
-
 class Row(NamedTuple):
     """A candidate model; seconds are None if a host or link was never measured."""
 
@@ -110,12 +100,12 @@ def deadline(run: RunSettings, begun: float) -> float:
 
 
 def fit_model(
-    asked: Asked, hosts: Sequence[Host], since: float, clock: Clock
+    asked: Asked, hosts: Sequence[Host], since: float, now: float, began: float
 ) -> Tuple[Asked, Optional[ModelChoice], List[str]]:
     """The settings with the model that fits the time, the choice, and any problems. A resumed run (`since` is set) keeps its
     model; later changes by the user are reported as a difference."""
     run = asked.run
-    late = list(problems(run, hosts, since, clock.began))
+    late = list(problems(run, hosts, since, began))
     if not (run.budget or run.finish_by) or late:
         return asked, None, late
     for host in hosts if since else ():
@@ -124,7 +114,7 @@ def fit_model(
         # No host can make a plan that is never finished.
         if all(0 < value <= MOST_KEPT for value in kept.values()) and kept["depth"] <= max(DEPTHS) * 25:
             return with_model(asked, run, kept), None, []
-    left = deadline(run, since or clock.began) - clock.now
+    left = deadline(run, since or began) - now
     choice = choose(asked, hosts, left)
     few = f"Of {run.finish_by or run.budget} {seconds_text(max(0.0, left))} are left now, too few to train, save and collect"
     short = [f"{few}; give more time"] if choice.seconds < LEAST_SECONDS else []
@@ -147,11 +137,9 @@ def problems(run: RunSettings, hosts: Sequence[Host], begun: float, now: float) 
         yield f"{name} is {text!r}, which is not a date and time; write it like 2026-11-25 07:30."
         return
     needs = SETUP_SECONDS if all(host.fact("python", "venv", "torch") for host in hosts) else VENV_SECONDS
-    if left <= 0 and not begun:
-        yield f"{name} is {text}, but that was {seconds_text(-left)} ago; set a time in the future."
-    elif left < needs and not begun:
-        took = seconds_text(needs)
-        yield f"{name} leaves {seconds_text(left)}, but setting up and checking the hosts takes about {took}; allow more time."
+    if left < needs and not begun:
+        has = f"{name} is {text}, which leaves {seconds_text(max(0.0, left))}"
+        yield f"{has}, but setting up and checking the hosts takes about {seconds_text(needs)}; allow more time."
 
 
 def collect_seconds(run: RunSettings, model: Model) -> float:
@@ -270,14 +258,8 @@ def render(choice: ModelChoice, end: Optional[float]) -> str:
         gets = "?" if row.together is None else f"{row.ratio * row.share(choice.seconds):.3g} a parameter"
         name = f"{run.depth}{' *' if run.depth == taken.run.depth else ''}"
         tokens = f"{run.iterations * run.total_batch / 1e6:.0f}M"
-        sizes = [
-            name,
-            f"{row.parameters / 1e6:.1f}M",
-            tokens,
-            f"{row.ratio:.1f}",
-            str(run.iterations),
-            str(run.total_batch),
-        ]
+        sizes = [name, f"{row.parameters / 1e6:.1f}M", tokens, f"{row.ratio:.1f}"]
+        sizes += [str(run.iterations), str(run.total_batch)]
         cells.append([*sizes, *hours, bytes_text(row.memory_bytes), gets if row.fits_memory else "no memory"])
     lines += table(head, cells)
     when = "ends after the steps of ddp_iterations" if end is None else f"ends at {clock_text(end)}"

@@ -39,7 +39,7 @@ def trainer_flags(decided: Decided, run_dir: str) -> Flags:
         "core-metric-every": -1,
         "run-dir": run_dir,
         "save-minutes": run.save_minutes,
-        "tracker-uri": tracker_uri(run),
+        "tracker-uri": f"http://127.0.0.1:{run.tracker_port}" if run.tracker == "mlflow" else None,
         "rank-rows": list(decided.rows) if len(set(decided.rows)) > 1 else None,
         "head-shares": list(decided.head_shares),
         "rebalance": decided.rebalance,
@@ -64,11 +64,6 @@ def flags_in(words: Sequence[str]) -> tuple[Flags, list[str]]:
         else:
             strays.append(word)
     return found, strays
-
-
-def tracker_uri(run: RunSettings) -> str | None:
-    """The address at which ranks on the tracker's host reach it; None without MLflow."""
-    return f"http://127.0.0.1:{run.tracker_port}" if run.tracker == "mlflow" else None
 
 
 def keeper_ports(run: RunSettings, hosts: int) -> list[int]:

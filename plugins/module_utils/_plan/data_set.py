@@ -118,9 +118,8 @@ def _deployed(run: RunSettings, hosts: Sequence[Host], made_on: Host, contents: 
     for host in hosts:
         known = host.fact("run", "lineage", "data") or host.fact("base_run", "lineage", "data") or {}
         same = all(known.get(key) == contents[key] for key in ("source", "url", "shards", "vocab_size"))
-        last = contents["names"][-1] if contents["names"] else None
+        same = same and (is_default_text(contents) or known.get("paths") == paths)
         other = contents["source"] in ON_A_HOST and run.data_host not in (None, known.get("host"))
-        same = same and known.get("last") == last and (is_default_text(contents) or known.get("paths") == paths)
         if same and not (other and known.get("host") in present):
             return dict(known)
     return {}
@@ -154,10 +153,8 @@ def data_folder(planned: Data, path: str, facts: Folder, host: str, is_tokenizer
     """The first problem of a folder in ddp_data_paths on a host, or without a host on the controller."""
     where, is_text = host or "the controller", planned["source"] == "text"
     problem = ""
-    if facts["kind"] == "absent":
-        problem = f"does not exist on {where}"
-    elif facts["kind"] == "file" and not is_text:
-        problem = f"is not a folder on {where}"
+    if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
+        problem = f"does not exist on {where}{'' if is_text else ' as a folder'}"
     elif not facts["readable"]:
         problem = f"the login user on {where} cannot read"
     elif is_text and facts["text_bytes"] == 0:

@@ -18,7 +18,7 @@ from .._contract.settings_table import AUTO
 from .._contract.versions import MADE_PYTHON, VENV_BYTES
 from .._kit.ownership import WITHOUT_MODES
 from .._kit.processes import is_check
-from .._kit.words import NO_PYTHON, bytes_text, named, plain_reason
+from .._kit.words import bytes_text, named, plain_reason, plural
 from .hosts import Host, made_python, neighbours, pythons, same_machine, same_network_stack
 
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -43,11 +43,6 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
         yield from folder(host, node, hosts)
         yield from environment(host, node, plan["trainer"]["torch"])
         yield from ports(host, node, plan)
-        total, count = host.fact("memory", "total") or 0, neighbours(host, hosts)
-        if (need := node["memory_bytes"] * count) > total * MEMORY_SHARE:
-            among = f"{count} nodes there need" if count > 1 else "its rank needs"
-            seen = f"{host.name} has {bytes_text(total)} of memory, but {among} about {bytes_text(need)}"
-            yield finding("memory-short", host.name, seen)
         yield from remarks(host, node, hosts, nodes)
     yield from architectures(hosts)
     wanting = [host for host in hosts if nodes[host.name]["flags"].get("kernels") == AUTO]
@@ -76,10 +71,10 @@ def connection_remedy(error: str, login: str) -> str:
         return (
             f"Its ssh host key {key}. Log in once by ssh from here ({login or 'ssh USER@HOST'}), and compare the key."
         )
-    if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
+    if re.search(
+        r"interpreter.* not found|interpreters found|python\S*: No such file|(command|python\S*:) not found", error
+    ):
         return "Install Python there (sudo apt-get install python3), or set ansible_python_interpreter of that host."
-    if re.search(r"command not found|deserialization failed|Error executing command", error):
-        return f"{NO_PYTHON}."
     return "Check that it is on and that ssh to it works with the inventory's settings."
 
 
@@ -91,7 +86,7 @@ def tools(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
         yield finding("architecture-differs", host.name, seen)
     if not host.fact("tmux", "path"):
         yield finding("no-tmux", host.name, f"{host.name} has no tmux, which training needs")
-    usable, wanted = [entry["executable"] for entry in pythons(host)], host.settings.python
+    usable, wanted = pythons(host), host.settings.python
     if wanted and node["python"] not in usable:
         have = ", ".join(usable) or "none"
         seen = f"ddp_python is {wanted} on {host.name}, which is not a Python {oldest} or newer; available: {have}"
@@ -136,7 +131,9 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
             if on_one:
                 where = f"both nodes run on one machine and use {base}"
             seen = f"ddp_base_dir of {other.name} and {host.name}: {where}, so they would overwrite each other's files"
-            remedy = "Give each its own, for example by including {{ inventory_hostname }}."
+            remedy = (
+                "Give each its own, for example by including {{ inventory_hostname }}, or correct ansible_host of one."
+            )
             yield finding("folder-refused", host.name, seen, remedy=remedy)
 
 
@@ -189,7 +186,7 @@ def architectures(hosts: Sequence[Host]) -> Iterator[Finding]:
 
 
 def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    """Findings that do not prevent a run; most once per machine."""
+    """Findings about a machine, most once for all of its nodes."""
     fstype = host.fact("disk", "fstype")
     if fstype in WITHOUT_MODES:
         seen = (
@@ -199,41 +196,27 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, N
     here = [other for other in hosts if other.name == host.name or same_network_stack(host, other)]
     if here[0].name != host.name:
         return
-    if node["python"] == made_python(node["base_dir"]):
-        seen = f"{host.name} has no Python 3.10 or newer of its own (it has {host.fact('python', 'version')}): "
-        if node["python"] in [entry["executable"] for entry in pythons(host)]:
-            seen += f"the trainer uses {MADE_PYTHON}, installed in {node['python']}"
-        else:
-            seen += (
-                f"uv installs {MADE_PYTHON} once below {node['base_dir']}/python, downloading about 35 MB from GitHub"
-            )
-        yield finding("python-made", host.name, seen)
-    reached = [f"{other.name} (reached at {other.reach})" for other in here if other.reach]
-    if len(reached) > 1:
-        yield finding("one-machine-twice", host.name, f"{' and '.join(reached)} are one machine")
-    yield from threads_over_cores(host, here, sum(nodes[other.name]["threads"] for other in here))
+    if node["python"] == made_python(node["base_dir"]) and node["python"] not in pythons(host):
+        lacks = f"{host.name} has no Python 3.10 or newer of its own (it has {host.fact('python', 'version')})"
+        how = f"uv installs {MADE_PYTHON} once below {node['base_dir']}/python, downloading about 35 MB from GitHub"
+        yield finding("python-made", host.name, f"{lacks}: {how}")
+    threads, cores = sum(nodes[other.name]["threads"] for other in here), host.fact("cpu", "available_physical")
+    processors, is_asked = host.fact("cpu", "available") or threads, any(other.settings.threads for other in here)
+    if threads > processors or (is_asked and threads > (cores or processors)):
+        seen = f"{threads} threads on {plural(cores or processors, 'core')}, shown as {plural(processors, 'processor')}"
+        yield finding("threads-over-cores", host.name, seen, severity=None if threads > processors else INFO)
     ours = {other.fact("run", "session", "id") for other in here} - {None}
     processes = host.fact("processes") or []
-    need = sum(nodes[other.name]["memory_bytes"] for other in here)
-    available = host.fact("memory", "available") or 0
-    if need > available and not ours & {process.get("session") for process in processes}:
-        seen = f"{bytes_text(available)} free, about {bytes_text(need)} needed"
-        yield finding("memory-tight", host.name, seen)
+    total, free = (host.fact("memory", which) or 0 for which in ("total", "available"))
+    count = neighbours(host, hosts)
+    need = node["memory_bytes"] * count
+    needs = f"{f'{count} nodes there need' if count > 1 else 'its rank needs'} about {bytes_text(need)}"
+    if need > total * MEMORY_SHARE:
+        yield finding("memory-short", host.name, f"{host.name} has {bytes_text(total)} of memory, but {needs}")
+    elif need > free and not ours & {process.get("session") for process in processes}:
+        seen = f"{bytes_text(free)} of memory are free on {host.name}, but {needs}"
+        yield finding("memory-short", host.name, seen, severity=WARNING)
     yield from other_processes(host, here)
-
-
-def threads_over_cores(host: Host, here: Sequence[Host], threads: int) -> Iterator[Finding]:
-    """More threads of the nodes on this machine than it has processors, or than it has cores."""
-    processors = host.fact("cpu", "available") or threads
-    cores = host.fact("cpu", "available_physical") or processors
-    if threads > processors:
-        # Every node has at least one thread, so nodes alone can be too many.
-        is_asked = any(other.settings.threads for other in here)
-        remedy = None if is_asked else f"Train with fewer than {len(here)} nodes on this machine."
-        yield finding("threads-over-cores", host.name, f"{threads} threads on {processors} processors", remedy=remedy)
-    elif threads > cores and threads > len(here):
-        seen = f"{threads} threads on {cores} cores, shown as {processors} processors"
-        yield finding("threads-over-cores", host.name, seen, severity=INFO)
 
 
 def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
@@ -253,23 +236,18 @@ def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
 
 
 def port_held(host: str, setting: str, holder: PortHolder) -> Finding:
-    """A port is taken, with the remedy for its holder: stop a run, wait for a check."""
+    """A port is taken, with the remedy for its holder."""
     port, pid = holder["port"], holder.get("pid")
-    seen = f"{setting} {port} is taken on {host}"
     another = f"choose another port: -e {setting}={port + 10}"
     if is_check(holder.get("command")):
-        seen += f" by a preflight check of {holder.get('user')} (process {pid})"
         remedy = f"Another controller is testing connections there. Try again when it has finished, or {another}"
     elif is_ours(holder):
-        seen += f": {described(holder)}"
         remedy = f"{how_to_stop(holder)}; or {another}"
     elif pid:
-        seen += f" by {described(holder)}"
         remedy = f"On {host}: kill {pid} if nobody needs it, or {another}"
     else:
-        seen += f" by a process of {holder.get('user') or 'another user'}, which this user may not inspect"
         remedy = another[0].upper() + another[1:]
-    return finding("port-held", host, seen, remedy=remedy, facts={"pids": [pid] if pid else []})
+    return finding("port-held", host, f"{setting} {port} is taken on {host}: {described(holder)}", remedy=remedy)
 
 
 def other_processes(host: Host, here: Sequence[Host]) -> Iterator[Finding]:
@@ -289,16 +267,10 @@ def other_processes(host: Host, here: Sequence[Host]) -> Iterator[Finding]:
     pids = {one["pid"] for one in strangers}
     top = [one for one in strangers if one.get("parent") not in pids and one not in stale]
     if top:
-        yield other_training(host.name, top)
-
-
-def other_training(host: str, top: Sequence[TrainingProcess]) -> Finding:
-    """Others train on the host, with these processes and their children; names the first few."""
-    found = list(dict.fromkeys(described(one) for one in top))
-    seen = ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
-    stops = dict.fromkeys(how_to_stop(one) for one in top)
-    remedy = f"{'. '.join(stops)}; or wait until it ends." if all(is_ours(one) for one in top) else None
-    return finding("other-training", host, seen, remedy=remedy, facts={"pids": [one["pid"] for one in top]})
+        seen = dict.fromkeys(described(one) for one in top[:MOST_NAMED])
+        stops = dict.fromkeys(how_to_stop(one) for one in top)
+        remedy = f"{'. '.join(stops)}; or wait until it ends." if all(is_ours(one) for one in top) else None
+        yield finding("other-training", host.name, ", ".join(seen), remedy=remedy)
 
 
 def is_ours(process: Process) -> bool:
@@ -310,10 +282,9 @@ def described(process: Process) -> str:
     """A process as text: its run if known, or its command."""
     if process.get("run"):
         return f"the run {process['run']} of {process['user']} trains there (process {process['pid']})"
-    what = "another run of nanochat.ddp, " if is_ours(process) else ""
-    command = process["command"] or ""
-    command = command if len(command) <= LONGEST_COMMAND else command[: LONGEST_COMMAND - 3] + "..."
-    return f"{what}process {process['pid']} of {process['user']} ({command})"
+    if not process["pid"]:
+        return f"a process of {process['user'] or 'another user'}, which this user may not inspect"
+    return f"process {process['pid']} of {process['user']} ({(process['command'] or '')[:LONGEST_COMMAND]})"
 
 
 def how_to_stop(process: Process) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import os
 from types import MappingProxyType
 from typing import Any, Mapping, NamedTuple, Sequence, Union
@@ -32,7 +33,6 @@ class Host(NamedTuple):
     settings: HostSettings
     probe: Mapping[str, Any]
     error: str = ""  # why the probe is missing
-    reach: str | None = None  # how other hosts would address it; None for a node that the controller runs on itself
     measured: Mapping[str, Any] = MappingProxyType({})  # from the last rehearsal or the one before this plan
     kept: Mapping[str, Any] = MappingProxyType({})  # facts of the resumed run
     login: str = ""  # the command that logs in there
@@ -72,9 +72,9 @@ class Endpoint(NamedTuple):
     address: str | None
 
 
-def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
+def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[str]]:
     """({host: rank}, problems): given ranks are kept, the other hosts get the free ones in inventory order."""
-    problems: list[Finding] = []
+    problems: list[str] = []
     taken: dict[int, str] = {}
     world = len(hosts)
     for host in hosts:
@@ -82,26 +82,22 @@ def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
         if rank is None:
             continue
         if rank >= world:
-            ranks_are = f"{plural(world, 'host')} are 0{f' to {world - 1}' if world > 1 else ''}"
-            seen = f"ddp_rank is {rank} on {host.name}, but the ranks of {ranks_are}; so a lower rank would be missing"
-            problems.append(finding("setting-refused", host.name, seen))
+            problems.append(
+                f"ddp_rank is {rank} on {host.name}, but {plural(world, 'host')} have the ranks from 0 to {world - 1}"
+            )
         elif rank in taken:
-            seen = f"ddp_rank is {rank} on {taken[rank]} and on {host.name}"
-            remedy = "Give each host a different rank, or none to number them in inventory order."
-            problems.append(finding("setting-refused", host.name, seen, remedy=remedy))
-        else:
-            taken[rank] = host.name
+            problems.append(f"ddp_rank is {rank} on {taken[rank]} and on {host.name}, which need different ones")
+        taken[rank] = host.name
     order = {name: rank for rank, name in taken.items()}
-    if not problems:
-        free = iter(rank for rank in range(world) if rank not in taken)
-        order.update({host.name: next(free) for host in hosts if host.name not in order})
+    free = iter(rank for rank in range(world) if rank not in taken)
+    order.update({host.name: next(free) for host in hosts if not problems and host.name not in order})
     return order, problems
 
 
 def same_network_stack(one: Host, other: Host) -> bool:
     """Whether two nodes see the same interfaces. Containers share the kernel's boot id but have separate stacks."""
-    spaces = [host.fact("host", "network_namespace") for host in (one, other)]
-    return same_machine(one, other) and spaces[0] == spaces[1]
+    space = one.fact("host", "network_namespace")
+    return same_machine(one, other) and space == other.fact("host", "network_namespace")
 
 
 def same_machine(one: Host, other: Host) -> bool:
@@ -118,16 +114,10 @@ def neighbours(host: Host, hosts: Sequence[Host]) -> int:
 # A Python for each trainer environment, of one version on all hosts if possible
 
 
-def version_of(entry: Python) -> tuple[int, int]:
-    """Major and minor version of an interpreter of the probe."""
-    major, minor = str(entry["version"]).split(".")[:2]
-    return int(major), int(minor)
-
-
-def pythons(host: Host) -> list[Python]:
-    """The interpreters that are new enough."""
+def pythons(host: Host) -> dict[str, str]:
+    """The interpreters that are new enough, each with its major and minor version."""
     found: list[Python] = host.fact("python", "candidates") or []
-    return found
+    return {one["executable"]: ".".join(one["version"].split(".")[:2]) for one in found}
 
 
 def made_python(base: str) -> str:
@@ -137,24 +127,21 @@ def made_python(base: str) -> str:
 
 def choose_python(host: Host, hosts: Sequence[Host], base: str, offline: bool) -> tuple[str | None, str | None]:
     """(path, version): the configured one, or the host's best, or one to install; None if impossible or unknown."""
-    wanted = host.settings.python
-    if wanted:
-        path = home_expanded(wanted, host)
-        known = [version_of(entry) for entry in pythons(host) if entry["executable"] == path]
-        return path, "%d.%d" % known[0] if known else None
-    each = [{version_of(entry) for entry in pythons(other)} for other in hosts if other.probe]
+    known = pythons(host)
+    if host.settings.python:
+        path = home_expanded(host.settings.python, host)
+        return path, known.get(path)
+    each = [set(pythons(other).values()) for other in hosts if other.probe]
     common = set.intersection(*each) if each else set()
-    used = host.fact("python", "version")
+    used = [version for version in PYTHONS if str(host.fact("python", "version")).startswith(f"{version}.")]
 
-    def preference(entry: Python) -> tuple[bool, bool, bool, int]:
-        """One that all hosts have, packages surely exist for, and Ansible uses there."""
-        version = version_of(entry)
-        place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)
-        return version not in common, version not in PYTHONS, entry["version"] != used, place
+    def preference(path: str) -> tuple[bool, int]:
+        """One that all hosts have, Ansible uses there, and packages surely exist for."""
+        order = [*used, *PYTHONS, known[path]]
+        return known[path] not in common, order.index(known[path])
 
-    best = min(pythons(host), key=preference, default=None)
-    if best:
-        return str(best["executable"]), "%d.%d" % version_of(best)
+    if best := min(known, key=preference, default=None):
+        return best, known[best]
     return (made_python(base), MADE_PYTHON) if host.probe and not offline else (None, None)
 
 
@@ -171,15 +158,17 @@ class NetworkInterface(NamedTuple):
     interfaces: tuple[Interface, ...]
 
     @property
+    def addresses(self) -> list[str]:
+        return [str(one.ip) for one in self.interfaces]
+
+    @property
     def is_usable(self) -> bool:
-        return bool(self.up and self.kind in USABLE and self.interfaces)
+        return bool(self.up and self.kind in USABLE and self.addresses)
 
     def in_words(self) -> str:
-        return f"{self.kind}, {self.speed} Mbit/s" if self.speed else self.kind
-
-    def kind_in_words(self) -> str:
-        words = {"overlay": "an overlay network", "bridge": "a bridge for virtual machines or containers"}
-        return words.get(self.kind, f"a {self.kind} interface") + ("" if self.up else " and down")
+        """The interface with all that may speak for or against it."""
+        speed, down = [f"{self.speed} Mbit/s"] if self.speed else [], [] if self.up else ["down"]
+        return f"{self.name} ({', '.join([self.kind, *speed, *down, *(self.addresses or ['no address'])])})"
 
 
 def nics_of(host: Host) -> list[NetworkInterface]:
@@ -201,143 +190,97 @@ class EndpointChooser:
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
-        self.nics = {host.name: nics_of(host) for host in hosts}
+        self.is_one_machine = all(same_network_stack(hosts[0], host) for host in hosts)
         self.findings: list[Finding] = []
 
     def endpoints(self) -> dict[str, Endpoint]:
         named = any(host.settings.nic or host.settings.address for host in self.hosts)
-        if not named and all(same_network_stack(self.hosts[0], host) for host in self.hosts):
+        if self.is_one_machine and not named:
             return {host.name: Endpoint("lo", "127.0.0.1") for host in self.hosts}
         chosen = {host.name: self.endpoint(host) for host in self.hosts}
         self.check_families({name: link.address for name, link in chosen.items() if link.address})
         return chosen
 
     def endpoint(self, host: Host) -> Endpoint:
+        """The interface and address of the inventory, or those that packets to the peers really use."""
         name, address = host.settings.nic, host.settings.address
         if not host.probe:
             return Endpoint(name, address)
-        if address is not None:
-            nic = self.nic_with(host, address, name)
-        else:
-            nic = self.nic_named(host, name) if name else self.routed_nic(host)
-        if nic is None:
-            return Endpoint(None, None)
-        self.remark(host, nic)
-        # The route's address, or else the first, IPv4 before IPv6.
-        own = [str(one.ip) for one in nic.interfaces]
-        sources = [str(entry.get("source")) for entry in routes_of(host) if entry.get("nic") == nic.name]
-        known = [*(source for source in sources if source in own), *own]
-        return Endpoint(nic.name, address or min(known, key=lambda text: ":" in text))
-
-    def refuse(self, host: str, seen: str, remedy: str | None = None) -> None:
-        self.findings.append(finding("address-refused", host, seen, remedy=remedy))
-
-    def nic_named(self, host: Host, name: str) -> NetworkInterface | None:
-        """The interface with the name in the inventory."""
-        nics = self.nics[host.name]
-        nic = next((nic for nic in nics if nic.name == name), None)
-        others = [f"{one.name} ({one.kind}{'' if one.up else ', down'})" for one in nics if one.kind != "loopback"]
-        known = ", ".join(others) or "none"
-        if nic is None:
-            seen = f"ddp_nic is {name} on {host.name}, which has no such interface; it has {known}"
-            self.refuse(host.name, seen)
-        elif not nic.up or not nic.interfaces:
-            state = "has no address" if nic.up else "is down"
-            seen = f"ddp_nic is {name} on {host.name}, but that interface {state}; there are {known}"
-            remedy = f"Bring it up (sudo ip link set {name} up), or set ddp_nic to another one."
-            self.refuse(host.name, seen, remedy)
-            return None
-        return nic
-
-    def nic_with(self, host: Host, address: str, name: str | None) -> NetworkInterface | None:
-        """The interface with the inventory's address, and with its name if that is set too."""
-        seen = f"ddp_address is {address} on {host.name}"
-        try:
-            wanted = ipaddress.ip_address(address)
-        except ValueError:
-            self.refuse(host.name, f"{seen}; it must be an IP address of that host")
-            return None
-        bearers = [nic for nic in self.nics[host.name] if wanted in [one.ip for one in nic.interfaces]]
-        if bearers and name in (None, bearers[0].name):
-            return bearers[0]
-        has = bearers[0].name if bearers else "no interface"
-        seen += f", but {has} has that address{f' and ddp_nic is {name}' if name else ''}"
-        self.refuse(host.name, f"{seen}; it has {self.addresses_in_words(host)}")
-        return None
-
-    def addresses_in_words(self, host: Host) -> str:
-        found = [f"{one.ip} on {nic.name}" for nic in self.nics[host.name] for one in nic.interfaces]
-        return ", ".join(found) or "no address"
-
-    def routed_nic(self, host: Host) -> NetworkInterface | None:
-        """The interface that packets to the peers really use; an overlay or bridge only if requested."""
-        nics = self.nics[host.name]
+        nics = [nic for nic in nics_of(host) if self.is_one_machine or nic.kind != "loopback"]
         used = [nic for entry in routes_of(host) for nic in nics if nic.name == entry["nic"]]
-        usable = [nic for nic in nics if nic.is_usable]
-        # For a single host, or if the default route is the only one.
-        found = next((nic for nic in used if nic.is_usable), None) or self.shared_nic(host)
-        if found or len(usable) == 1:
-            return found or usable[0]
-        refused = next((nic for nic in used if nic.kind != "loopback"), None)
-        if refused is not None:
-            seen = f"{host.name} reaches its peers over {refused.name}, which is {refused.kind_in_words()}"
-            interface = f"the interface of the shared network, or to {refused.name} to use it anyway"
-            self.refuse(host.name, seen, f"Set ddp_nic on {host.name} to {interface}.")
+        if name or address:
+            fitting = [nic for nic in nics if nic.up and nic.addresses and name in (None, nic.name)]
+            fitting = [nic for nic in fitting if address is None or canonical(address) in nic.addresses]
+            wanted = {"ddp_nic": name, "ddp_address": address}
+            asked = " and ".join(f"{setting} is {value}" for setting, value in wanted.items() if value)
+            seen = f"{asked} on {host.name}, but no interface that is up has that"
         else:
-            has = self.addresses_in_words(host)
-            seen = f"{host.name} has no interface that is up and reaches its peers (it has {has})"
-            self.refuse(host.name, seen)
-        return None
+            usable = [nic for nic in nics if nic.is_usable]
+            # An overlay or bridge only if requested; a host may know no route to its peers.
+            fitting = (
+                [nic for nic in used if nic.is_usable] or self.shared(host) or (usable if len(usable) == 1 else [])
+            )
+            over = ", ".join(dict.fromkeys(nic.name for nic in used))
+            seen = f"ddp_nic is not set on {host.name}, and no cable or Wi-Fi that is up leads to its peers"
+            seen += f", which are reached over {over}" if over else ""
+        if not fitting:
+            has = ", ".join(nic.in_words() for nic in nics) or "none"
+            self.findings.append(finding("address-refused", host.name, f"{seen}; there are {has}"))
+            return Endpoint(None, None)
+        nic = fitting[0]
+        self.remark(host, nic, nics)
+        # The route's address, or else the first, IPv4 before IPv6.
+        sources = [str(entry.get("source")) for entry in routes_of(host) if entry.get("nic") == nic.name]
+        known = [*(source for source in sources if source in nic.addresses), *nic.addresses]
+        return Endpoint(nic.name, canonical(address) if address else min(known, key=lambda text: ":" in text))
 
-    def shared_nic(self, host: Host) -> NetworkInterface | None:
-        """An interface in a network that every other host can use too, cable before Wi-Fi."""
-        usable = {name: [nic for nic in nics if nic.is_usable] for name, nics in self.nics.items()}
-        addresses = {name: [one.ip for nic in nics for one in nic.interfaces] for name, nics in usable.items()}
-        others = [of_host for name, of_host in addresses.items() if name != host.name]
-        for nic in sorted(usable[host.name], key=lambda nic: (USABLE.index(nic.kind), -nic.speed)):
-            networks = [one.network for one in nic.interfaces]
-            # An address of the other family is in no network.
-            if all(any(ip in network for ip in of_host for network in networks) for of_host in others):
-                return nic
-        return None
+    def shared(self, host: Host) -> list[NetworkInterface]:
+        """The interfaces in a network that every other host can use too, cable before Wi-Fi."""
+        usable = {one.name: [nic for nic in nics_of(one) if nic.is_usable] for one in self.hosts}
+        others = [
+            [one.ip for nic in nics for one in nic.interfaces] for name, nics in usable.items() if name != host.name
+        ]
 
-    def remark(self, host: Host, nic: NetworkInterface) -> None:
+        def reaches_all(nic: NetworkInterface) -> bool:
+            return all(any(ip in one.network for ip in ips for one in nic.interfaces) for ips in others)
+
+        found = filter(reaches_all, usable[host.name])
+        return sorted(found, key=lambda nic: (USABLE.index(nic.kind), -nic.speed))
+
+    def remark(self, host: Host, nic: NetworkInterface, nics: Sequence[NetworkInterface]) -> None:
         """Add findings about the choice."""
         if nic.kind == "wifi":
             self.findings.append(finding("nic-wifi", host.name, f"{nic.name} is a Wi-Fi interface"))
         elif nic.kind not in (*USABLE, "loopback"):
-            self.findings.append(finding("nic-overlay", host.name, f"{nic.name} is {nic.kind_in_words()}"))
+            self.findings.append(finding("nic-overlay", host.name, f"{nic.name} is an interface of kind {nic.kind}"))
         # A cable is steadier than Wi-Fi, whatever its speed.
-        faster = [
-            one
-            for one in self.nics[host.name]
-            if one.is_usable
-            and (
-                (one.kind, nic.kind) == ("wired", "wifi") or (one.kind == nic.kind and one.speed > (nic.speed or 10**9))
-            )
-        ]
-        if faster:
-            names = ", ".join(f"{one.name} ({one.in_words()})" for one in faster)
-            seen = f"the peers are reached over {nic.name} ({nic.in_words()}) while {names} is up"
+        cable = [one for one in nics if one.kind == "wired" and nic.kind == "wifi"]
+        alike = [one for one in nics if one.kind == nic.kind and one.speed > (nic.speed or 10**9)]
+        if faster := [one for one in (*cable, *alike) if one.is_usable]:
+            names = ", ".join(one.in_words() for one in faster)
+            seen = f"the peers are reached over {nic.in_words()} while {names} is up"
             self.findings.append(finding("nic-faster-up", host.name, seen))
 
     def check_families(self, addresses: Mapping[str, str]) -> None:
-        """Refuse addresses of two families, of loopback among several machines, and of two machines at once."""
+        """Refuse addresses of two families, and one of two machines at once."""
         six = [name for name, address in addresses.items() if ":" in address]
         four = [name for name in addresses if name not in six]
         if six and four:
-            self.refuse(six[0], f"{', '.join(four)} would be reached by IPv4 but {', '.join(six)} by IPv6")
-        are_apart = any(not same_network_stack(self.hosts[0], host) for host in self.hosts)
-        for name, address in addresses.items():
-            if are_apart and is_loopback(address):
-                self.refuse(name, f"ddp_address is {address} on {name}, which only {name} can reach")
-        by_address: dict[str, Host] = {}
-        for host in self.hosts:
-            address = addresses.get(host.name, "")
-            other = by_address.setdefault(address, host) if address else host
-            if other is not host and not same_network_stack(host, other):
-                seen = f"{other.name} and {host.name} are different machines with the same address {address}"
-                self.refuse(host.name, seen)
+            seen = f"{', '.join(four)} would be reached by IPv4 but {', '.join(six)} by IPv6"
+            self.findings.append(finding("address-refused", six[0], seen))
+        for one, other in itertools.combinations(self.hosts, 2):
+            address = addresses.get(one.name)
+            if address and address == addresses.get(other.name) and not same_network_stack(one, other):
+                seen = f"{one.name} and {other.name} are different machines with the same address {address}"
+                self.findings.append(finding("address-refused", other.name, seen))
+
+
+def canonical(address: str) -> str:
+    """An address as interfaces have it; a malformed one is that of none."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        return ""
 
 
 def routes_of(host: Host) -> list[Route]:

@@ -13,11 +13,13 @@ import os
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from .._contract.command_line import rank_argv
+from .._contract.decode import Ports
 from .._contract.document import digest_of, section
 from .._contract.findings import Finding, PlanError
 from .._contract.findings_table import ERROR
-from .._contract.plan import Given, Here, Node, Plan, Ports, Trainer, Training
+from .._contract.plan import Given, Here, Node, Plan, Trainer, Training
 from .._contract.politeness import GUEST
+from .._contract.settings import Asked, resolve
 from .._contract.settings_table import RunSettings
 from .._contract.training import Launched
 from .._contract.validate import HIGHEST_PORT, LOWEST_PORT
@@ -32,9 +34,8 @@ from . import (
     stages,
     trainings,
 )
-from .decided import Decided, decide, decide_matmul
+from .decided import Decided, decide, decide_matmul, decide_restarts
 from .hosts import Endpoint, EndpointChooser, Host, choose_python, home_expanded, ranks
-from .questions import controller_findings, controller_settings, read
 from .step_model import with_precision
 
 FORMAT = 1
@@ -44,14 +45,43 @@ EPHEMERAL = {"low": 32768, "high": 60999}
 
 
 class PlanOutcome(NamedTuple):
-    """The document, with descriptions and data for the controller."""
+    """The document, and what the controller makes of it."""
 
     plan: Plan
     findings: list[Finding]
-    controller: dict[str, object]
     training: Launched
     budget: Optional[budget.ModelChoice]
     text_bytes: Optional[int]  # the size of the text to train on, if that is known
+
+
+def read(hosts: Sequence[Given]) -> Asked:
+    """The job's settings; rejects invalid ones."""
+    return resolve([(host["name"], host["settings"]) for host in hosts])
+
+
+def questions(hosts: Sequence[Given]) -> dict[str, dict[str, object]]:
+    """host_info options for each host: {host: options}. Rejects invalid settings before any host is contacted.
+
+    Hosts have the form {name, settings, reach}; reach is how others would address the host, None for this machine.
+    """
+    asked = read(hosts)
+    run, each = asked.run, asked.hosts
+    known = [Host(host["name"], each[host["name"]], {}) for host in hosts]
+    addresses = {host["name"]: each[host["name"]].address or host.get("reach") for host in hosts}
+    ports = [run.port, *(command.keeper_ports(run, len(known)) if decide_restarts(asked) else [])]
+    return {
+        name: {
+            "base_dir": own.base_dir,
+            "run_dir": os.path.join(own.base_dir, "runs", stages.run_name(run)),
+            "base_run": stages.base_name(run) if run.stage != stages.BASE else None,
+            "venv_dir": own.venv_dir,
+            "python": own.python,
+            "ports": ports,
+            "folders": data_set.folders_of(run, known, name),
+            "peers": [address for other, address in addresses.items() if address and other != name],
+        }
+        for name, own in each.items()
+    }
 
 
 def make_plan(
@@ -59,14 +89,16 @@ def make_plan(
     tolerant: bool = False,
     here: Here | None = None,
     measured: Mapping[str, Mapping[str, Any]] | None = None,
-    clock: budget.Clock = budget.NO_CLOCK,
+    now: float = 0.0,
+    began: float = 0.0,
 ) -> PlanOutcome:
     """The plan for hosts of the form {name, settings, probe, error}, in the inventory's order; error says why a probe is missing,
-    here is what the controller answers to controller_questions, and measured what a rehearsal of this job has just measured on
+    here is what the settings name on the controller, and measured what a rehearsal of this job has just measured on
     each host (without it, the last measurement that the host kept counts).
 
     With `tolerant`, obstacles to a start are only findings, and a host may lack its probe: enough to see a
-    run and to stop it. The clock only counts for a run that has a time to end at. Raises PlanError with all problems at once.
+    run and to stop it. Now and when this play began only count for a run that has a time to end at. Raises PlanError with all
+    problems at once.
     """
     asked, here, measured = read(hosts), here or {}, measured or {}
     known = []
@@ -74,8 +106,8 @@ def make_plan(
         name, probe = host["name"], host.get("probe") or {}
         found = measured[name] if name in measured else section(probe, "measured")
         kept = {} if asked.run.fresh else section(probe, "run")
-        error, reach, login = host.get("error") or "", host.get("reach"), host.get("login") or ""
-        known.append(Host(name, asked.hosts[name], probe, error, reach, found, kept, login))
+        error, login = host.get("error") or "", host.get("login") or ""
+        known.append(Host(name, asked.hosts[name], probe, error, found, kept, login))
     order, of_ranks = ranks(known)
     known = sorted(known, key=lambda host: order.get(host.name, len(hosts)))
     held, held_of_base = trainings.held_by(known, "run"), trainings.held_by(known, "base_run")
@@ -83,18 +115,18 @@ def make_plan(
     matmul, tried = decide_matmul(asked, known)
     known = [host._replace(measured=with_precision(host.measured, matmul)) for host in known]
     since = training.begun if training and not asked.run.fresh else 0
-    asked, choice, late = budget.fit_model(asked, known, since, clock)
+    asked, choice, late = budget.fit_model(asked, known, since, now, began)
     run, decided = asked.run, decide(asked, known, matmul, tried)
-    refused = map(settings_checks.refused, [*late, *settings_checks.problems(decided)])
-    problems = [*refused, *of_ranks, *map(settings_checks.refused, decided.problems)]
+    wrong = [*late, *settings_checks.problems(decided), *of_ranks, *decided.problems]
+    problems = [settings_checks.refused(problem) for problem in wrong]
     chooser = EndpointChooser(known)
     plan = document(decided, chooser.endpoints(), here)
     findings = [
         *chooser.findings,
         *host_checks.check_hosts(known, plan),
-        *controller_findings(run, here),
         *data_set.obstacles(run, plan["data"], known, here),
-        *stages.obstacles(run, known, plan, here),
+        *here.get("obstacles", []),
+        *stages.obstacles(run, known, plan),
         *([] if run.fresh else host_checks.lost_checkpoints(known, plan)),
         # Of trainings that are all set aside none needs to be chosen.
         *([] if run.fresh else trainings.differing(held, decided.name)),
@@ -106,13 +138,11 @@ def make_plan(
     findings.sort(key=lambda one: one["severity"] == ERROR)
     launched = trainings.launched(known, plan, training, base, run.fresh)
     if decided.timed:
-        begun = launched["begun"] or round(clock.began)
+        begun = launched["begun"] or round(began)
         # The trainer must be over early enough for the whole command to meet the deadline.
         ends = round(budget.deadline(run, begun) - budget.collect_seconds(run, plan["model"]))
         launched = {**launched, "begun": begun, "ends": ends}
-    return PlanOutcome(
-        plan, findings, controller_settings(run), launched, choice, data_set.text_bytes(run, known, plan)
-    )
+    return PlanOutcome(plan, findings, launched, choice, data_set.text_bytes(run, known, plan))
 
 
 # The document

@@ -11,9 +11,9 @@ from typing import Iterator, Sequence
 
 from .._contract import politeness
 from .._contract.findings import Finding, finding
-from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, REMOVED_VARIABLES, RunSettings, find
+from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, RunSettings, find
 from .._kit import env_file
-from .._kit.words import named
+from .._kit.words import named, plural
 from .._rules.model_size import SMEAR_CHANNELS, ModelConfig
 from .._rules.ways import LEAST_BLOCK, fits
 from . import stages
@@ -39,7 +39,6 @@ def problems(decided: Decided) -> Iterator[str]:
     """All conflicts in the settings."""
     run, hosts, shape = decided.asked, decided.hosts, decided.shape
     yield from model_problems(run, shape)
-    yield from stages.problems(run)
     yield from schedule_problems(run, decided)
     yield from keeper_problems(run, hosts, decided)
     yield from guest_problems(hosts, decided)
@@ -59,11 +58,13 @@ def model_problems(run: RunSettings, shape: ModelConfig) -> Iterator[str]:
 
 
 def schedule_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
-    """Numbers of steps that are zero, and ports of the job that are equal."""
+    """Numbers of steps that are zero or leave an evaluation out, and ports of the job that are equal."""
     every = {"ddp_eval_every": run.eval_every, "ddp_sample_every": run.sample_every, "ddp_save_every": run.save_every}
     for name, value in {**every, "ddp_keep_checkpoints": run.keep_checkpoints}.items():
         if value == 0:
             yield f"{name} is 0; it must be at least 1, or -1 for {'all' if 'keep' in name else 'none'}."
+    if run.stage == stages.SFT and run.sft_val_data and run.eval_every < 1:
+        yield "ddp_sft_val_data is set, but ddp_eval_every is -1, so nothing would be evaluated; set ddp_eval_every, for example to 50."
     used = {"ddp_port": run.port}
     if run.tracker == "mlflow":
         used["ddp_tracker_port"] = run.tracker_port
@@ -79,10 +80,9 @@ def keeper_problems(run: RunSettings, hosts: Sequence[Host], decided: Decided) -
     restarts, min_hosts = decided.run.restarts, decided.run.min_hosts or 0
     if min_hosts > len(hosts):
         yield f"ddp_min_hosts is {min_hosts}, but this job has {len(hosts)} hosts; 0 means all of them."
-    if min_hosts and not restarts:
-        yield "ddp_min_hosts is set, but ddp_restarts is 0, so losing a host ends the run; set ddp_restarts, for example to 3."
-    if decided.run.survive_reboot and not restarts:
-        yield "ddp_survive_reboot is set, but ddp_restarts is 0, so no host could rejoin; set ddp_restarts, for example to 3."
+    for name, value in {"ddp_min_hosts": min_hosts, "ddp_survive_reboot": decided.run.survive_reboot}.items():
+        if value and not restarts:
+            yield f"{name} is set, but ddp_restarts is 0, so no host could rejoin; set ddp_restarts, for example to 3."
     if restarts and not run.resume:
         yield "ddp_restarts needs ddp_resume, or each restart would begin at step 0."
 
@@ -94,27 +94,20 @@ def guest_problems(hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
         changed = [name for name in GUEST_LIMITS if getattr(host.settings, name) != find(PREFIX + name).default]
         if changed and host not in guests:
             yield f"ddp_{changed[0]} is set on {host.name}, but only a guest leaves by it; set ddp_polite to guest there, or take it out."
-    if not guests:
-        return
-    who = f"ddp_polite is guest on {named([host.name for host in guests])}"
-    if not decided.run.resume:
-        yield f"{who}, which needs ddp_resume, or the run would begin at the first step each time; use low."
-    elif not decided.run.restarts:
-        yield f"{who}, which needs keepers to leave and come back by; set ddp_restarts, 3 for instance, or use low."
-    elif len(hosts) > 1 and not 0 < (decided.run.min_hosts or 0) < len(hosts):
-        yield f"{who}, but all {len(hosts)} hosts are needed to train; set ddp_min_hosts to {max(1, len(hosts) - len(guests))}, or use low."
+    run, least = decided.run, max(1, len(hosts) - len(guests))
+    may_leave = len(hosts) == 1 or 0 < (run.min_hosts or 0) < len(hosts)
+    if guests and not (run.resume and run.restarts and may_leave):
+        who = named([host.name for host in guests])
+        needs = f"ddp_resume, ddp_restarts (3 for instance) and ddp_min_hosts ({least} for instance)"
+        yield f"ddp_polite is guest on {who}, which leaves and comes back by {needs}; set them, or use low."
 
 
 def data_problems(run: RunSettings) -> Iterator[str]:
     source, paths = run.data_source, run.data_paths
     where = "the controller" if source == "controller" else run.data_host or "the master"
-    if source in ("host", "controller") and not paths:
-        yield f"ddp_data_source is {source}, but ddp_data_paths is empty; it must name the folder of shards on {where}."
-    if source in ("host", "controller") and len(paths) > 2:
-        yield (
-            f"ddp_data_paths names {len(paths)} folders, but with ddp_data_source {source} it is the folder of shards and, where "
-            "that lies elsewhere, the one of the tokenizer."
-        )
+    if source in ("host", "controller") and len(paths) not in (1, 2):
+        names = f"ddp_data_source is {source}, but ddp_data_paths names {plural(len(paths), 'folder')}"
+        yield f"{names}; it must be that of the shards on {where} and, if it lies elsewhere, that of their tokenizer."
     for path in paths:
         if not re.match(r"[/~]", path):
             yield f"ddp_data_paths holds {path!r}; it must be an absolute path on {where}, or start with ~."
@@ -141,8 +134,6 @@ def extra_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
                 owner = "torchrun" if variable in TORCHRUN_ENV else "the plan"
                 yield f"{name} sets {variable}, which {owner} sets itself; remove it."
                 continue
-            if variable in REMOVED_VARIABLES and variables[variable]:
-                yield f"{name} sets {variable}, but {REMOVED_VARIABLES[variable]}."
             try:
                 env_file.checked({variable: variables[variable]})
             except env_file.EnvFileError as error:

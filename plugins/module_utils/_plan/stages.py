@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Iterator, Sequence
 
 from .._contract import lineage
 from .._contract.findings import Finding, finding
-from .._contract.plan import Conversations, Here, Plan, Stage
+from .._contract.plan import Here, Plan, Stage
 from .._contract.run_folder import CHECKPOINTS, CONVERSATIONS, HELD_OUT
 from .._contract.settings_table import RunSettings
 from .._rules import stages as rules
@@ -22,7 +22,6 @@ from .hosts import Host
 
 BASE, SFT = rules.BASE.name, rules.SFT.name
 SCRIPTS = {name: stage.script for name, stage in rules.STAGES.items()}
-LONGEST_NAME = 48
 
 
 def base_name(run: RunSettings) -> str:
@@ -39,15 +38,6 @@ def run_name(run: RunSettings) -> str:
     """The name of this run."""
     stage = run.stage
     return base_name(run) if stage == BASE else f"{base_name(run)}-{stage}"
-
-
-def problems(run: RunSettings) -> Iterator[str]:
-    """Settings that conflict with a stage."""
-    stage, name = run.stage, run_name(run)
-    if stage == SFT and run.sft_val_data and run.eval_every < 1:
-        yield "ddp_sft_val_data is set, but ddp_eval_every is -1, so nothing would be evaluated; set ddp_eval_every, for example to 50."
-    if len(name) > LONGEST_NAME:
-        yield f"ddp_run with ddp_stage {stage} makes the name {name}, which is longer than {LONGEST_NAME} characters; shorten ddp_run."
 
 
 def flags(run: RunSettings, run_dir: str) -> dict[str, object]:
@@ -71,34 +61,24 @@ def document(run: RunSettings, here: Here) -> Stage | None:
         return None
     section: Stage = {"stage": run.stage, "base": base_name(run)}
     if run.stage == SFT:
-        section["conversations"] = named(here.get("conversations") or {})
+        section["conversations"] = here["conversations"]
         if run.sft_val_data:
-            section["held_out"] = named(here.get("held_out") or {})
+            section["held_out"] = here["held_out"]
     return section
 
 
-def named(seen: Mapping[str, Any]) -> Conversations:
-    """A file of conversations as the controller read it."""
-    return {"path": seen.get("path", ""), "sha256": seen.get("sha256"), "count": seen.get("count", 0)}
-
-
-def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan, here: Here) -> Iterator[Finding]:
+def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
     """Why there is no model to start from."""
     stage, name = run.stage, base_name(run)
-    if stage == BASE:
-        return
-    for setting, talks in (("ddp_sft_data", here.get("conversations")), ("ddp_sft_val_data", here.get("held_out"))):
-        for problem in talks["problems"] if talks else []:
-            yield finding("conversations-broken", "", f"{setting}: {problem}")
-    if any(host.fact("run", "checkpoints") for host in hosts):
+    if stage == BASE or any(host.fact("run", "checkpoints") for host in hosts):
         return
     having = [host for host in hosts if host.fact("base_run", "checkpoints")]
     if not having:
-        yield finding("base-missing", "", f"no host has a checkpoint of the run {name}, which ddp_stage {stage} needs")
+        yield finding("base-refused", "", f"no host has a checkpoint of the run {name}, which ddp_stage {stage} needs")
     for host in having:
         if found := lineage.differences(host.fact("base_run", "lineage") or {}, plan):
             seen = f"the base model of the run {name} does not match: {', '.join(found)}"
-            yield finding("base-differs", host.name, seen)
+            yield finding("base-refused", host.name, seen)
 
 
 def in_words(section: Stage) -> str:
@@ -109,8 +89,3 @@ def in_words(section: Stage) -> str:
         beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
         return f"fine-tunes the model of {base} on {talks['count']} conversations of {talks['path']}{beside}"
     return f"continues the model of {base} with {SCRIPTS[section['stage']]}"
-
-
-def evaluates(plan: Plan) -> bool:
-    """Whether there is data for an evaluation: the validation shard, or held-out conversations."""
-    return "conversations" not in plan.get("stage", {}) or "held_out" in plan["stage"]

@@ -82,20 +82,16 @@ def between_saves(plan: Plan) -> str:
 
 def absence_lines(plan: Plan) -> list[str]:
     """Who may be away, and the steps repeated when a host is lost."""
-    names, keeper, training = [node["host"] for node in plan["nodes"]], plan.get("keeper"), plan["training"]
-    if len(names) < 2:
+    count, keeper, training, often = len(plan["nodes"]), plan.get("keeper"), plan["training"], between_saves(plan)
+    if count < 2:
         return []
-    often = between_saves(plan)
     since_save = f"up to {often}" if often and training["resume"] else "all steps"
     if not keeper:
         return [f"no host may be away: the run ends; a restart repeats {since_save}"]
-    spare = len(names) - keeper["min_hosts"]
-    who = f"{' or '.join(names) if len(names) == 2 else f'any {spare} of {len(names)} hosts'} may be away"
-    repeats = f"{since_save} (with ddp_head whole: a step or two)"
-    return [
-        f"{who if spare else 'no host may be away: the others wait'}; "
-        f"losing one repeats {'a step or two' if training['head'] == 'whole' else repeats}"
-    ]
+    spare = count - keeper["min_hosts"]
+    who = f"any {spare} of {count} hosts may be away" if spare else "no host may be away: the others wait"
+    shared = f"{since_save} (with ddp_head whole: a step or two)"
+    return [f"{who}; losing one repeats {'a step or two' if training['head'] == 'whole' else shared}"]
 
 
 def polite_lines(plan: Plan) -> list[str]:
@@ -133,10 +129,8 @@ def details(plan: Plan) -> Iterator[str]:
     )
     yield f"{model['parameters']['total']:,} parameters: {parts}"
     yield f"{training['tokens_per_parameter']:g} tokens per parameter, {training['flops']:.2g} FLOPs, products {training['matmul']}"
-    every = {
-        "evaluation": training["eval_every"] if stages.evaluates(plan) else -1,
-        "samples": training["sample_every"],
-    }
+    has_data = "conversations" not in plan.get("stage", {}) or "held_out" in plan["stage"]
+    every = {"evaluation": training["eval_every"] if has_data else -1, "samples": training["sample_every"]}
     often = ", ".join(f"{what} every {steps}" if steps > 0 else f"no {what}" for what, steps in every.items())
     resumes = "resumes" if training["resume"] else "does not resume"
     yield f"{often}; {resumes}, times out after {plan['timeout_seconds']} s if a rank is missing"

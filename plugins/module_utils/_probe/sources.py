@@ -8,12 +8,10 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from typing import Mapping, Optional
+from typing import Optional
 
-from .._contract.plan import ControllerQuestion, Here
 from .._contract.probe import Folder
 from .._contract.run_folder import TOKENIZER
-from .machine import disk
 
 # In a Python library, what scripts.make_shards leaves out.
 NO_TEXT = ("site-packages", "dist-packages", "__pycache__")
@@ -49,13 +47,3 @@ def text_bytes(path: str) -> Optional[int]:
     except OSError:
         return None
     return total
-
-
-def look(asked: ControllerQuestion, environment: Mapping[str, str]) -> Here:
-    """Answer the plan's questions to the controller (_plan/questions.py)."""
-    # The role collect resolves relative paths the same way.
-    results = os.path.join(environment.get("PWD", ""), os.path.expanduser(asked["results"]))
-    return {
-        "folders": {path: folder_facts(path) for path in asked["folders"]},
-        "read_only": "" if disk(os.path.abspath(results))["writable"] else results,
-    }

@@ -69,7 +69,7 @@ def start_all_reduce(call: Call, plan: Plan) -> dict[str, Any]:
     # A slow or busy host may take minutes to import PyTorch.
     wait, start = min(20.0, plan["timeout_seconds"] / 3), min(120, plan["timeout_seconds"])
     seconds = int(wait * 6) + start + 60
-    argv = ["timeout", str(seconds), python_of(node), "-m", "scripts.gloo_check", "--timeout", str(wait)]
+    argv = ["timeout", str(seconds), node["argv"][0], "-m", "scripts.gloo_check", "--timeout", str(wait)]
     environ = {
         **node["env"],
         **rank_environ(plan, node),
@@ -101,7 +101,7 @@ def measure_step(call: Call, plan: Plan, seconds: float) -> dict[str, Any]:
     flags = {name: value for name, value in node["flags"].items() if name not in OF_STAGES}
     words = ["--vocab-size", plan["model"]["vocab_size"], "--seconds", seconds, "--steps", steps]
     argv = [
-        python_of(node),
+        node["argv"][0],
         "-m",
         "scripts.measure_step",
         *map(str, words),
@@ -130,8 +130,3 @@ def keep_measured(
         call.ask("keep_measured", path=os.path.join(node["base_dir"], MEASURED), measured=measured)
     # Measured rates always differ a little; only a newly measured step counts as a change.
     return {"changed": step["is_new"], "measured": measured}
-
-
-def python_of(node: Node) -> str:
-    """The Python of the trainer's environment."""
-    return os.path.join(node["venv_dir"], "bin", "python")

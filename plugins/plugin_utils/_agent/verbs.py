@@ -26,7 +26,7 @@ FILES = {
     "_agent.members": ("leave", "join"),
     "_agent.preflight": ("start_responder", "peer_check", "start_all_reduce", "measure_step", "keep_measured"),
     "_agent.trainer": ("check_trainer", "trainer_files", "trainer_venv", "start_tracker", "stop_tracker"),
-    "_judgements.plan": ("read_settings", "read_questions", "make_plan"),
+    "_judgements.plan": ("read_questions", "make_plan"),
     "_judgements.preflight": ("judge_links", "judge_preflight"),
     "_judgements.doctor": ("deployed_plan", "doctor_info", "judge_verdict"),
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -18,20 +17,20 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.utils.display import Display
 
-from ...module_utils._contract.findings import Finding, PlanError, finding
-from ...module_utils._contract.plan import ConversationFacts, Given, Here
-from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS
+from ...module_utils._contract.findings import PlanError, finding
+from ...module_utils._contract.plan import Conversations, Given, Here
+from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, RunSettings
 from ...module_utils._kit.printable import printable
-from ...module_utils._plan import budget, planner
-from ...module_utils._plan.questions import controller_questions, controller_settings, questions, read
+from ...module_utils._plan import budget, planner, stages
 from ...module_utils._plan.text import by_hand, render
 from ...module_utils._plan.trainings import so_far
-from ...module_utils._probe.sources import look
+from ...module_utils._probe.machine import disk
+from ...module_utils._probe.sources import folder_facts
 from ...module_utils._rules import messages
 from .. import _configuration
 from .._agent.carrier import Call
 from .._display.texts import finding_text
-from .._runs import command_on, is_local
+from .._runs import command_on, is_local, whole_path
 from .kept import keep
 
 display = Display()
@@ -39,20 +38,15 @@ display = Display()
 DEMO = Path(__file__).resolve().parents[3] / "trainer" / "data" / "conversations.jsonl"
 
 
-def read_settings(call: Call, hosts: Sequence[str]) -> dict[str, object]:
-    """The controller's settings."""
-    return located(controller_settings(read(settings_of(call, hosts)).run))
-
-
 def read_questions(call: Call, hosts: Sequence[str], tolerant: bool = False) -> dict[str, object]:
     """The options of host_info for each host."""
-    given = settings_of(call, hosts)
+    asked = given(call, hosts)
     refuse_limit(call, hosts, tolerant)
     refuse_root(call)
     # Printed once by the first play: settings that no play can make.
-    if lacking := _configuration.lacking(len(given)):
+    if lacking := _configuration.lacking(len(hosts)):
         display.display(lacking, stderr=True)
-    return {"questions": questions(given)}
+    return {"questions": planner.questions(asked)}
 
 
 def make_plan(
@@ -64,85 +58,67 @@ def make_plan(
     file: str | None = None,
 ) -> dict[str, object]:
     """The plan; measured: what keep_measured returned for each host."""
-    given = settings_of(call, hosts)
+    asked = given(call, hosts)
     refuse_limit(call, hosts, tolerant)
-    here = seen_on_the_controller(given)
+    run = planner.read(asked).run
+    here = seen_on_the_controller(run)
     # Recorded at the first plan of this play, because set-up counts towards the budget.
     began = (call.variables.get("ddp_launched") or {}).get("begun") or time.time()
-    clock = budget.Clock(time.time(), began)
     kept = {host: found["measured"] for host, found in (measured or {}).items()}
-    outcome = planner.make_plan(given, tolerant, here, kept, clock)
+    outcome = planner.make_plan(asked, tolerant, here, kept, time.time(), began)
     plan, training = outcome.plan, outcome.training
     fit = budget.render(outcome.budget, training.get("ends")) if outcome.budget else ""
     whole, brief = (
         "\n\n".join(filter(None, [render(plan, outcome.text_bytes, details), fit])) for details in (True, False)
     )
     told = {"plan": plan, "findings": outcome.findings}
-    if show == "budget" and fit:
-        display.display(printable(f"\n{fit}\n"))
-    text = f"{whole}\n\n{by_hand(plan)}" if show == "whole" else brief
-    print_plan(show, told, text, outcome.findings)
-    probes = {host["name"]: host.get("probe") for host in given}
+    by_show = {"text": brief, "whole": f"{whole}\n\n{by_hand(plan)}", "budget": fit, "json": json.dumps(told, indent=2)}
+    if text := by_show.get(show):
+        display.display(printable(f"\n{text}\n"))
+    # The collection's display shows findings by itself.
+    if show in ("text", "whole") and outcome.findings and not _configuration.display_is_ours():
+        display.display(printable("\n".join(map(finding_text, outcome.findings))) + "\n")
+    probes = {host["name"]: host.get("probe") for host in asked}
     # Drawn here, because planning must be deterministic.
     drawn = {"id": training["id"] or secrets.token_hex(8), "begun": training["begun"] or int(time.time())}
-    rows = {node["host"]: node["rows"] for node in plan["nodes"]}
-    shares = ", ".join(f"{host} {share}" for host, share in rows.items())
-    unequal = f"rows by measured speed: {shares} (`ddp_batch_split: equal` gives all hosts the same)"
     return {
         "changed": keep(file, told, "The plan", check=call.check),
         **told,
-        "ranks": {node["host"]: node["rank"] for node in plan["nodes"]},
-        "controller": located(outcome.controller),
+        # Of the controller's own work, which is not part of the plan.
+        "controller": {"watch": run.watch, "results_dir": whole_path(run.results_dir), "fresh": run.fresh},
         "training": {**training, **drawn},
-        "so_far": so_far(plan["digest"], probes, bool(outcome.controller["fresh"])),
+        "so_far": so_far(plan["digest"], probes, run.fresh),
         "text": whole,
-        "show": unequal if measured and len(set(rows.values())) > 1 else "",
     }
 
 
-def located(controller: Mapping[str, Any]) -> dict[str, object]:
-    """The settings of the controller, with the whole path of its folder; a relative one lies where the playbook was called."""
-    return {**controller, "results_dir": os.path.realpath(os.path.expanduser(controller["results_dir"]))}
-
-
-def seen_on_the_controller(hosts: list[Given]) -> Here:
-    """Files that the plan depends on."""
-    asked = controller_questions(hosts)
-    here = look(asked, os.environ)
-    if asked["conversations"] is not None:
-        here["conversations"] = conversation_facts(asked["conversations"], os.environ)
-    if asked["held_out"] is not None:
-        here["held_out"] = conversation_facts(asked["held_out"], os.environ)
+def seen_on_the_controller(run: RunSettings) -> Here:
+    """Files and folders of the settings on the controller."""
+    results, paths = whole_path(run.results_dir), run.data_paths if run.data_source == "controller" else ()
+    here: Here = {"folders": {path: folder_facts(path) for path in paths}, "obstacles": []}
+    if not disk(results)["writable"]:
+        seen = f"ddp_results_dir is {run.results_dir}, which is not writable on the controller ({results})"
+        here["obstacles"].append(finding("results-read-only", "", seen))
+    if run.stage == stages.SFT:
+        here["conversations"] = conversations(here, "ddp_sft_data", run.sft_data or str(DEMO))
+        if run.sft_val_data:
+            here["held_out"] = conversations(here, "ddp_sft_val_data", run.sft_val_data)
     return here
 
 
-def conversation_facts(named: str, environment: Mapping[str, str]) -> ConversationFacts:
-    """The file's path, content and errors: {path, sha256, count, problems}."""
-    # The role collect resolves relative paths the same way.
-    path = Path(environment.get("PWD", ""), os.path.expanduser(named)) if named else DEMO
+def conversations(here: Here, setting: str, named: str) -> Conversations:
+    """A file of conversations; what is wrong with it is an obstacle."""
+    path = Path(whole_path(named))
+    told: Conversations = {"path": str(path), "sha256": None, "count": 0}
     try:
         found, wrong = messages.scan(path)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        told = {**told, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "count": len(found)}
+        problem = messages.summary(wrong)
     except OSError as error:
         problem = f"{path} cannot be read on the controller: {error.strerror or error}"
-        return {"path": str(path), "sha256": None, "count": 0, "problems": [problem]}
-    return {
-        "path": str(path),
-        "sha256": digest,
-        "count": len(found),
-        "problems": [messages.summary(wrong)] if wrong else [],
-    }
-
-
-def print_plan(how: str, document: Mapping[str, Any], text: str, findings: list[Finding]) -> None:
-    """Print the plan for people, or as JSON for programs."""
-    if how == "json":
-        display.display(json.dumps(document, indent=2) + "\n")
-    elif how in ("text", "whole"):
-        display.display(printable(f"\n{text}\n"))
-        # The collection's display shows findings by itself.
-        if findings and not _configuration.display_is_ours():
-            display.display(printable("\n".join(map(finding_text, findings))) + "\n")
+    if problem:
+        here["obstacles"].append(finding("source-missing", "", f"{setting}: {problem}"))
+    return told
 
 
 def refuse_limit(call: Call, hosts: Sequence[str], tolerant: bool) -> None:
@@ -165,33 +141,30 @@ def refuse_root(call: Call) -> None:
         raise PlanError([finding("setting-refused", "", seen, remedy=remedy)])
 
 
-def settings_of(call: Call, hosts: Sequence[str]) -> list[Given]:
-    """Settings and probe of every host."""
-    return [host_of(name, call.variables) for name in hosts]
-
-
-def host_of(name: str, variables: Mapping[str, Any]) -> Given:
-    """One host for make_plan: its settings, and its probe if it was probed."""
-    known = variables["hostvars"].get(name)
-    if known is None:
-        raise PlanError([finding("setting-refused", name, f"{name} is not a host of the inventory")])
-    # The facts of earlier steps hold all hosts: reading them for each would grow with the square of their number.
-    named = [key for key in known if (key.startswith("ddp_") and key not in NOT_SETTINGS) or key in ALIASES]
-    settings = {key: value_of(name, known, key) for key in named}
-    return {
-        "name": name,
-        "settings": settings,
-        "probe": known.get("ddp_probe"),
-        "error": known.get("ddp_probe_error") or None,
-        # The name or address at which other hosts would reach it; unknown for a local connection.
-        "reach": None if is_local(known) else str(known.get("ansible_host") or name),
-        "login": command_on(name, known),
-    }
-
-
-def value_of(host: str, known: Mapping[str, Any], name: str) -> Any:
-    try:
-        return known[name]
-    except AnsibleError as error:
-        seen = f"{name} of {host} cannot be evaluated: {error}"
-        raise PlanError([finding("setting-refused", host, seen.rstrip("."))]) from error
+def given(call: Call, hosts: Sequence[str]) -> list[Given]:
+    """Settings of every host, and its probe if it was probed."""
+    found: list[Given] = []
+    for name in hosts:
+        known = call.variables["hostvars"].get(name)
+        if known is None:
+            raise PlanError([finding("setting-refused", name, f"{name} is not a host of the inventory")])
+        # The facts of earlier steps hold all hosts: reading them for each would grow with the square of their number.
+        named = [key for key in known if (key.startswith("ddp_") and key not in NOT_SETTINGS) or key in ALIASES]
+        settings = {}
+        for key in named:
+            try:
+                settings[key] = known[key]
+            except AnsibleError as error:
+                seen = f"{key} of {name} cannot be evaluated: {error}"
+                raise PlanError([finding("setting-refused", name, seen.rstrip("."))]) from error
+        host: Given = {
+            "name": name,
+            "settings": settings,
+            "probe": known.get("ddp_probe"),
+            "error": known.get("ddp_probe_error") or None,
+            # The name or address at which other hosts would reach it; unknown for a local connection.
+            "reach": None if is_local(known) else str(known.get("ansible_host") or name),
+            "login": command_on(name, known),
+        }
+        found.append(host)
+    return found

@@ -145,7 +145,7 @@ def missing(seen: Seen) -> list[Finding]:
     for host, pieces in seen.items():
         if lacking := sorted(tried_anywhere - set(pieces)):
             text = f"{host} returned nothing about: {', '.join(lacking)}"
-            found.append(finding("evidence-missing", host, text, facts={"pieces": lacking}))
+            found.append(finding("evidence-missing", host, text))
     return found
 
 

@@ -69,9 +69,6 @@ def test_what_the_test_looks_for_is_found(source: str) -> None:
     assert list(questions(source))
 
 
-def test_a_finding_carries_its_facts_beside_the_sentence() -> None:
-    found = finding("port-held", "desktop", "port 29500 is taken", facts={"pids": [4711]})
-    assert found["facts"] == {"pids": [4711]} and found["severity"] == "error"
-    assert finding("healthy", "desktop", "All is well")["facts"] == {}
+def test_a_question_stays_one() -> None:
     asked = finding("setting-refused", "desktop", "did you mean x?")
     assert sentence(asked) == "did you mean x?" and sentence({**asked, "seen": "it is x"}) == "it is x."

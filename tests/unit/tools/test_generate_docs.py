@@ -12,7 +12,11 @@ import pytest
 import yaml
 from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings, settings_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import (
+    findings_table,
+    settings,
+    settings_table,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, lan
 from ansible_collections.nanochat.ddp.tools import generate_docs
@@ -23,6 +27,11 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.parametrize("name", list(generate_docs.PAGES))
 def test_the_page_is_in_step_with_the_code(name):
     assert (ROOT / name).read_text(encoding="utf-8") == generate_docs.PAGES[name](), "run tools/generate_docs.py"
+
+
+def test_the_words_of_errors_lead_to_codes_that_there_are():
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8").partition("## By code")[0]
+    assert set(re.findall(r"\]\(#([a-z-]+)\)", page)) <= set(findings_table.CATALOGUE)
 
 
 def test_the_page_of_playbooks_has_all():

@@ -43,11 +43,7 @@ class Cause(enum.Enum):
     DISK_FULL = "disk-full", "a disk is full", True
     DISK_FAILED = "disk-failed", "a folder cannot be read or written"
     BAD_DATA = "bad-data", "shards or tokenizer are missing, damaged or do not match", True
-    BAD_CHECKPOINT = (
-        "bad-checkpoint",
-        "the checkpoint is damaged or belongs to another model, or none is complete",
-        True,
-    )
+    BAD_CHECKPOINT = "bad-checkpoint", "the checkpoint is damaged or of another model, or none is complete", True
     BAD_SETTINGS = "bad-settings", "a setting is invalid, or not supported on this machine", True
     BUG = "bug", "a bug in the trainer; `error` names the file with the traceback"
 

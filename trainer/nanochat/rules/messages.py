@@ -15,38 +15,25 @@ from typing import Any, Dict, Sequence
 
 Message = Dict[str, str]
 ROLES = ("user", "assistant")
+WRONG = 'it must be a list of {"role": ..., "content": ...} in which user and assistant take turns, the user first (after a system message)'
 # Maximum number of broken lines to report at once.
 MOST_NAMED = 5
-
-
-def problem(messages: Any) -> str:
-    """Why this is not a valid conversation; empty if it is."""
-    if not isinstance(messages, list) or not messages:
-        return 'it must be a list of {"role": ..., "content": ...}'
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict):
-            return f"message {number} is not an object with role and content"
-        if not isinstance(message.get("content"), str):
-            return f"the content of message {number} is not text"
-        if message.get("role") not in (*ROLES, "system"):
-            return f"the role of message {number} is {message.get('role')!r}; it must be user, assistant or system"
-    roles = [message["role"] for message in messages]
-    turns = roles[1:] if roles[0] == "system" else roles
-    if any(role != ROLES[number % 2] for number, role in enumerate(turns)):
-        return f"the roles are {', '.join(roles)}; user and assistant must take turns, the user first (after a system message)"
-    return "" if len(turns) > 1 else "it has no answer by the assistant"
 
 
 def parse(line: str) -> list[Message]:
     """Parse one line; raises ValueError with the reason."""
     try:
-        messages = json.loads(line)
+        messages: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         # Its own line is always the first; whoever reads the file names its line.
         raise ValueError(f"it is not JSON ({getattr(error, 'msg', error)})") from None
-    wrong = problem(messages)
-    if wrong:
-        raise ValueError(wrong)
+    listed = messages if isinstance(messages, list) else []
+    roles = [
+        one.get("role") if isinstance(one, dict) and isinstance(one.get("content"), str) else None for one in listed
+    ]
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if len(turns) < 2 or any(role != ROLES[number % 2] for number, role in enumerate(turns)):
+        raise ValueError(f"{WRONG}; its roles are {', '.join(map(str, roles)) or 'none'}")
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 

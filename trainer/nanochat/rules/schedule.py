@@ -88,17 +88,6 @@ def lr_scale(total_batch_size: int) -> float:
     return math.sqrt(total_batch_size / REFERENCE_BATCH)
 
 
-def iterations(
-    total_batch_size: int, target_tokens: int, flops_per_token: int, num_iterations: int = -1, target_flops: float = -1
-) -> int:
-    """Number of steps: as given, else from the FLOP budget, else from the tokens."""
-    if num_iterations > 0:
-        return num_iterations
-    if target_flops > 0:
-        return round(min(target_flops / (flops_per_token * total_batch_size), MOST_TOKENS))
-    return target_tokens // total_batch_size
-
-
 def plan_training(
     *,
     scaling_parameters: int,
@@ -113,13 +102,20 @@ def plan_training(
     warmdown_ratio: float = 0.65,
     final_lr_frac: float = 0.05,
 ) -> TrainingPlan:
-    """Scaling parameters are transformer matrices + lm_head; the reference is the same model family at depth 12."""
+    """Scaling parameters are transformer matrices + lm_head; the reference is the same model family at depth 12.
+
+    The number of steps is as given, else from the FLOP budget, else from the tokens.
+    """
     target_tokens = int(min(target_param_data_ratio * scaling_parameters, MOST_TOKENS))
     reference_tokens = target_param_data_ratio * reference_parameters
     if total_batch_size <= 0:
         total_batch_size = auto_batch_size(target_tokens, reference_tokens)
+    if num_iterations <= 0 and target_flops > 0:
+        num_iterations = round(min(target_flops / (flops_per_token * total_batch_size), MOST_TOKENS))
+    elif num_iterations <= 0:
+        num_iterations = target_tokens // total_batch_size
     return TrainingPlan(
-        num_iterations=iterations(total_batch_size, target_tokens, flops_per_token, num_iterations, target_flops),
+        num_iterations=num_iterations,
         total_batch_size=total_batch_size,
         warmup_steps=warmup_steps,
         warmdown_ratio=warmdown_ratio,

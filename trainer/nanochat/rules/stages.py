@@ -19,5 +19,3 @@ class Stage(NamedTuple):
 BASE = Stage("base", "scripts.base_train", "base_checkpoints")
 SFT = Stage("sft", "scripts.chat_sft", "chatsft_checkpoints")
 STAGES = {stage.name: stage for stage in (BASE, SFT)}
-# Ends of the names of later runs; mid and eval were stages of earlier versions.
-LATER = (SFT.name, "mid", "eval")

@@ -62,8 +62,6 @@ def fits(sync: str, width: int) -> bool:
 
 def whole_bytes(vocabulary: int, width: int, world: int, element: float = 4) -> int:
     """Bytes of the head's gradient that a rank sends per step; element: bytes per number on the wire."""
-    if world == 2:
-        return int(vocabulary * width * element)
     return int(2 * (world - 1) * vocabulary * width * element / world)
 
 

@@ -40,17 +40,14 @@ def test_all_problems_fail_the_task_with_one_text_and_a_list(run):
     assert result["failed"] is True and len(result["problems"]) == 2
     assert result["msg"].startswith("2 problems; nothing was changed:\n- ddp_depth")
     assert "attic is not a host of the inventory." in run({"hosts": ["attic"]}, variables())["msg"]
-    refused = run({"hosts": BOTH, "verb": "read_settings"}, variables(watch="often"))
-    assert refused["failed"] is True and refused["problems"][0]["code"] == "setting-refused"
+    assert result["problems"][0]["code"] == "setting-refused"
 
 
-def test_questions_and_settings_come_before_any_probe(run):
-    known = {name: {"ansible_host": f"{name}.lan", "ddp_results_dir": "mine", "watch": "no"} for name in BOTH}
+def test_questions_come_before_any_probe(run):
+    known = {name: {"ansible_host": f"{name}.lan"} for name in BOTH}
     known["laptop"]["ansible_connection"] = "local"
     result = run({"hosts": BOTH, "verb": "read_questions"}, known)
     assert [result["questions"][name]["peers"] for name in ("laptop", "desktop")] == [["desktop.lan"], []]
-    told = run({"hosts": BOTH, "verb": "read_settings"}, known)
-    assert (told["results_dir"], told["watch"]) == (os.path.realpath("mine"), False) and "plan" not in told
 
 
 @pytest.mark.parametrize("become", [True, "yes", "no", None])
@@ -71,8 +68,10 @@ def test_only_variables_of_the_job_are_looked_at(run):
             assert name.startswith(("ddp_", "watch")), f"{name} was worked out though nobody needs it"
             return super().__getitem__(name)
 
-    known = {name: Known(values, broken="{{ nonsense }}", watch="no") for name, values in variables().items()}
-    assert run({"hosts": BOTH}, known)["controller"]["watch"] is False
+    more = {"broken": "{{ nonsense }}", "watch": "no", "ddp_results_dir": "mine"}
+    known = {name: Known(values, **more) for name, values in variables().items()}
+    controller = run({"hosts": BOTH}, known)["controller"]
+    assert controller == {"watch": False, "fresh": False, "results_dir": os.path.realpath("mine")}
 
 
 def test_a_variable_that_cannot_be_worked_out_is_named(run):
@@ -89,15 +88,12 @@ def test_a_variable_that_cannot_be_worked_out_is_named(run):
     assert problem["seen"] == "ddp_run of desktop cannot be evaluated: 'nothing' is undefined"
 
 
-def test_unequal_rows_are_told_once_they_follow_measured_speeds(run):
+def test_what_a_rehearsal_measured_wins_over_what_a_host_kept(run):
     fast, slow = ({"tokens_per_second": speed} for speed in (900.0, 300.0))
-    measured = {"desktop": {"measured": fast}, "laptop": {"measured": slow}}
     known = variables()
-    assert run({"hosts": BOTH}, known)["show"] == ""
-    # It wins over an earlier measurement that a host kept.
     known["desktop"]["ddp_probe"]["measured"], known["laptop"]["ddp_probe"]["measured"] = slow, fast
-    told = run({"hosts": BOTH, "measured": measured}, known)["show"]
-    assert told.startswith("rows by measured speed: desktop 3, laptop 1 (`ddp_batch_split: equal`")
+    measured = {"desktop": {"measured": fast}, "laptop": {"measured": slow}}
+    assert run({"hosts": BOTH, "measured": measured}, known)["plan"]["training"]["rows"] == [3, 1]
 
 
 def test_the_plan_is_kept_in_a_file(run, tmp_path):
@@ -146,7 +142,7 @@ def test_field_41_what_no_play_can_set_is_told_with_the_lines_to_add(monkeypatch
         monkeypatch.setattr(known, name, value, raising=False)
     assert lacking(5) == ""
     assert lacking(64) == (
-        "Ansible handles 5 hosts at a time and the job has 64, so every task takes 13 rounds; "
+        "Ansible handles 5 hosts at a time and the job has 64; "
         "add to ansible.cfg below [defaults]: forks = 64 (or once: --forks 64)"
     )
     monkeypatch.setattr(known, "DEFAULT_STDOUT_CALLBACK", "default", raising=False)

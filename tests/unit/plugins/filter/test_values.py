@@ -1,15 +1,14 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Filters for plays: a variable of several hosts, a setting or its default, the order of shard servers."""
+"""Filters for plays: a variable of several hosts, the order of shard servers."""
 
 from __future__ import annotations
 
 import shlex
 
 import pytest
-from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.filter.values import of_hosts, one_run, seen_of, setting, shard_chain
+from ansible_collections.nanochat.ddp.plugins.filter.values import of_hosts, one_run, results_dir, seen_of, shard_chain
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._runs import command_on
 
@@ -27,15 +26,9 @@ def test_a_host_without_the_variable_is_not_left_out():
     assert one_run(found) == "d4"
 
 
-def test_a_variable_that_no_host_has_is_a_mistake():
-    with pytest.raises(AnsibleFilterError, match="none of desktop, laptop has a variable sen"):
-        of_hosts(["desktop", "laptop"], {"desktop": {"seen": 1}, "laptop": {}}, "sen")
-    assert of_hosts([], {}, "seen") == {}
-
-
-@pytest.mark.parametrize(("given", "taken"), [(None, "~/nanochat-ddp"), ("", "~/nanochat-ddp"), ("/data", "/data")])
-def test_an_empty_setting_has_its_default(given, taken):
-    assert setting(given, "ddp_base_dir") == taken
+def test_results_lie_where_the_playbook_is_called(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert [results_dir(one) for one in ("", "mine", "/data")] == [f"{tmp_path}/runs", f"{tmp_path}/mine", "/data"]
 
 
 LOG = "/srv/my runs/rank1.log"

@@ -80,14 +80,8 @@ def test_facts_without_end_are_refused(real):
         decode(Probe, {**real, "measured": {"model": deep}})
 
 
-UNKNOWN: dict[str, Any] = {"peers": None, "nic": None}
-
-
 def deployed(**changes: Any) -> dict[str, Any]:
-    nodes = [
-        {"host": host, "rank": rank, "address": f"10.0.0.{rank + 1}", "session": f"nanochat-d4-rank{rank}", **UNKNOWN}
-        for rank, host in enumerate("ab")
-    ]
+    nodes = [{"host": host, "rank": at, "address": f"10.0.0.{at + 1}", "nic": None} for at, host in enumerate("ab")]
     master = {"host": "a", "address": "10.0.0.1", "port": 29500}
     return {
         "run": "d4",
@@ -103,7 +97,7 @@ NODE = deployed()["nodes"][0]
 HOSTILE = [
     {"run": "../../etc"}, {"run": None}, {"nodes": []}, {"nodes": "ab"}, {"nodes": [{**NODE, "host": "elsewhere"}]}, {"nodes": [{}]},
     {"nodes": [{**NODE, "address": "10.0.0.1;reboot"}]}, {"nodes": [{**NODE, "rank": "../0"}]}, {"data_ports": {"low": 22, "high": 22}},
-    {"nodes": [{**NODE, "session": "a b"}]}, {"timeout_seconds": 1e308}, {"timeout_seconds": -1},
+    {"timeout_seconds": 1e308}, {"timeout_seconds": -1},
     {"master": None}, {"master": {"host": "a", "port": 29500, "address": "0.0.0.0"}}, {"nodes": [{**NODE, "rank": None}]},
 ]  # fmt: skip
 

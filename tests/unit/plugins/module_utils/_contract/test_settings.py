@@ -50,13 +50,12 @@ GONE = "is no longer a setting: "
     [
         ("ddp_device", ["cpu", "CPU", "auto", None, "", " "], "cuda", GONE + "training is on CPUs. Remove it."),
         ("ddp_dtype", ["auto", "float32"], "bfloat16", GONE + "numbers are float32."),
-        ("ddp_trainer_join", [True, "yes"], False, GONE + "the collection trains with its own trainer"),
+        ("ddp_trainer_join", [True, "true"], False, GONE + "the collection trains with its own trainer"),
         ("ddp_trainer_source", ["ours", ""], "~/nanochat", GONE + "the collection has its own trainer"),
         ("ddp_quiet_minutes", [1, 10], 5, GONE + "a guest comes back after one quiet minute"),
-        ("ddp_port_range", [""], "40000-40999", GONE + "the data ports are a host's own local ports."),
+        ("ddp_port_range", [""], "40000-40999", GONE + "the data ports are a host's own local ports"),
         ("ddp_rebalance", ["true"], False, "ddp_batch_split equal or threads keeps them"),
-        ("ddp_torch_index", ["auto"], "default", "accept the CUDA build with ddp_torch 2.13.0+cuda"),
-        ("ddp_stage", ["base"], "mid", "which is no longer a choice: nanochat has no stage"),
+        ("ddp_torch_index", ["auto"], "default", "ddp_torch 2.13.0+cuda accepts a CUDA build"),
     ],
 )
 def test_what_went_is_ignored_if_it_asks_for_nothing_else_and_refused_with_what_to_do(name, ignored, value, said):

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import run_folder
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
-    controller_questions,
-    questions,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan, questions, read
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import sources
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.plan import seen_on_the_controller
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     hosts,
     planned,
@@ -42,10 +39,9 @@ def test_only_the_host_that_has_the_data_is_asked_for_its_folders():
 
 
 def test_the_controller_is_asked_for_what_lies_there_and_paths_are_meant_there():
-    nothing = dict.fromkeys(("conversations", "held_out"))
-    assert controller_questions(hosts()) == {**nothing, "folders": [], "results": "runs"}
+    assert seen_on_the_controller(read(hosts()).run) == {"folders": {}, "obstacles": []}
     run = {"ddp_data_source": "controller", "ddp_data_paths": ["~/x"]}
-    assert controller_questions(hosts(run))["folders"] == ["~/x"]
+    assert list(seen_on_the_controller(read(hosts(run)).run)["folders"]) == ["~/x"]
     plan = make_plan(hosts(run), here={"folders": {"~/x": facts(path="/home/me/x")}}).plan
     assert plan["data"]["paths"] == ["/home/me/x"]
 
@@ -84,18 +80,19 @@ def test_what_a_folder_holds(tmp_path):
 
 def test_results_that_cannot_be_written_are_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
 
     def here(folder: str) -> Any:
-        return sources.look(controller_questions(hosts({"ddp_results_dir": folder})), {"PWD": str(tmp_path)})
+        return seen_on_the_controller(read(hosts({"ddp_results_dir": folder})).run)
 
     for folder in ("file", "file/below"):
         (problem,) = refusal(hosts({"ddp_results_dir": folder}), here=here(folder))
         said = f"ddp_results_dir is {folder}, which is not writable on the controller ({tmp_path}/{folder}); set"
         assert problem.startswith(said)
-    assert here("a/b")["read_only"] == ""
+    assert here("a/b")["obstacles"] == []
     # As on a controller with macOS.
     monkeypatch.delattr(os, "ST_NOEXEC", raising=False)
-    assert here("a/b")["read_only"] == ""
+    assert here("a/b")["obstacles"] == []
 
 
 def test_what_is_at_the_place_of_the_environment(tmp_path):

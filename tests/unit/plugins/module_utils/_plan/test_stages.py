@@ -9,13 +9,12 @@ import json
 from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import controller_questions
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan, read
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import plan as judgements
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.plan import seen_on_the_controller
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, planned, refusal
 
-TALKS = {"path": "/talks.jsonl", "sha256": "ab" * 32, "count": 7, "problems": []}
+TALKS = {"path": "/talks.jsonl", "sha256": "ab" * 32, "count": 7}
 HERE = {"conversations": TALKS}
 
 
@@ -37,13 +36,10 @@ def test_without_held_out_conversations_nothing_is_evaluated_and_other_ones_are_
     held_out = {**TALKS, "path": "/held.jsonl", "count": 3}
     known = having_trained("sft", ddp_sft_val_data="/held.jsonl")
     plan = make_plan(known, here={**HERE, "held_out": held_out}).plan
-    assert controller_questions(known)["held_out"] == "/held.jsonl"
     without = make_plan(having_trained("sft"), here=HERE).plan
     assert "evaluation every 250" in render(plan)
     assert "no evaluation" in render(without) and "evaluates" not in render(without)
     assert lineage.differences(plan, without) == []
-    broken = {**HERE, "held_out": {**held_out, "problems": ["/held.jsonl, line 2: it is not JSON"]}}
-    assert "ddp_sft_val_data: /held.jsonl, line 2: it is not JSON" in refused(known, broken)
 
 
 def test_what_was_begun_goes_on_without_its_base_model_but_not_with_other_conversations():
@@ -54,20 +50,23 @@ def test_what_was_begun_goes_on_without_its_base_model_but_not_with_other_conver
         host["probe"]["run"].update(checkpoints=[30], lineage=lineage.of_plan(begun))
     assert make_plan(known, here=HERE).plan["digest"] == begun["digest"]
     other = {"conversations": {**TALKS, "sha256": "cd" * 32}}
-    assert "the file of ddp_sft_data was one with SHA-256 abababab..." in refused(known, other)
+    assert "the SHA-256 of ddp_sft_data was abababab and is cdcdcdcd now" in refused(known, other)
 
 
-def test_conversations_are_judged_on_the_controller(tmp_path):
+def test_conversations_are_judged_on_the_controller(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     good = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     path = tmp_path / "talks.jsonl"
     path.write_text(json.dumps(good) + "\n{\n" + json.dumps(good[:1]) + "\n")
-    found = judgements.conversation_facts("talks.jsonl", {"PWD": str(tmp_path)})
-    told = refused(having_trained("sft"), {"conversations": found})
-    assert f"{path}, line 2: it is not JSON" in told and f"{path}, line 3: it has no answer by the assistant" in told
+
+    def told(**settings: str) -> str:
+        known = having_trained("sft", **settings)
+        return refused(known, seen_on_the_controller(read(known).run))
+
+    broken = told(ddp_sft_data="talks.jsonl")
+    assert f"{path}, line 2: it is not JSON" in broken and f"{path}, line 3: it must be a list of" in broken
     path.write_text(json.dumps(good) * 2)
-    assert "line 1: it is not JSON" in judgements.conversation_facts(str(path), {})["problems"][0]
-    assert (
-        "cannot be read on the controller" in judgements.conversation_facts(str(tmp_path / "none"), {})["problems"][0]
-    )
-    demo = judgements.conversation_facts("", {})
-    assert demo["count"] > 30 and demo["problems"] == []
+    assert f"ddp_sft_val_data: {path}, line 1: it is not JSON" in told(ddp_sft_val_data=str(path))
+    assert "ddp_sft_data: /none cannot be read on the controller" in told(ddp_sft_data="/none")
+    demo = seen_on_the_controller(read(having_trained("sft")).run)
+    assert demo["conversations"]["count"] > 30 and demo["obstacles"] == [] and "held_out" not in demo
