@@ -98,7 +98,6 @@ class Keeper:
         self.cause = ""  # of the generation being formed
         self.waits = ""  # the hosts that this one waits for, and why
         self.awake = time.clock_gettime(time.CLOCK_BOOTTIME)  # this clock runs while the machine is suspended
-        self.woke = 0.0  # when it last resumed, by time.monotonic
 
     # -- persistent state
 
@@ -210,7 +209,8 @@ class Keeper:
             self._note_apart_since()
             error = self.rank.lasting_error() if self.code else ""
             by_itself, failure = self.rank.by_itself(), self.rank.failure() if self.code else ""
-            self.own = membership.rank_ended(self.own, now, self.rank.steps(), ended, error, by_itself, failure)
+            steps, before = self.rank.steps(), self.own
+            self.own = membership.rank_ended(self.rules, before, now, steps, ended, error, by_itself, failure)
         elif self.rank.stuck:
             pids = ", ".join(map(str, self.rank.stuck))
             why = "the rank of %s (pid %s) cannot be killed: it hangs in the kernel" % (self.host, pids)
@@ -290,11 +290,8 @@ class Keeper:
         now, before = time.clock_gettime(time.CLOCK_BOOTTIME), self.awake
         self.awake = now
         if now - before > self.rules.lost + self.rules.grace:
-            # An answer to a question from before may still come.
-            self.woke = time.monotonic() + talk.LATE_SECONDS
             self.own = memory.slept(self.own, time.monotonic(), now - before)
             self._tell("awake", "after %.0f s" % (now - before))
-        self.own = memory.woken(self.own, self.received, self.woke)
 
     def _linger(self) -> None:
         """Keep answering questions about the end, unless all others know."""
@@ -364,10 +361,6 @@ def main(run_dir: str) -> None:
     """The session's program; the session restarts it if its exit code is COME_BACK."""
     try:
         code = Keeper(run_dir).run()
-    except OSError as error:
-        # for example an address that the host does not have yet
-        sys.stdout.write("keeper: ended (%s)\n" % error)
-        code = COME_BACK
     except Exception:  # pylint: disable=broad-except
         traceback.print_exc(file=sys.stdout)
         code = COME_BACK

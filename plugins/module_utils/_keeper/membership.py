@@ -33,7 +33,7 @@ from .._contract.keeper_states import (
     STUCK,
     TRAINING,
 )
-from .rules import GenerationDeath, Rules, clique, expected, may_train, reason_to_give_up, with_another
+from .rules import Death, Rules, clique, expected, may_train, reason_to_give_up, with_another
 
 # Orders for the host's rank: start; finish the step, save and exit; save what is possible and exit.
 START, FINISH_STEP, SAVE = "start", "finish step", "save"
@@ -52,7 +52,6 @@ class KeeperState(NamedTuple):
     host: str
     state: str = IDLE
     generation: Optional[Generation] = None  # offered, promised, or the one in which its rank runs or ran last
-    go: bool = False  # all members have promised: the offering host starts, and so shall they
     promised: int = 0  # joins no generation below this number
     last: Optional[Generation] = None  # the newest in which it has started a rank
     steps: int = 0  # steps done
@@ -62,8 +61,6 @@ class KeeperState(NamedTuple):
     outranked: int = 0  # the generation with fewer steps that should yield
     left: Tuple[str, ...] = ()  # hosts that were removed by hand
     failed: Tuple[str, ...] = ()  # hosts that have given up
-    crashed: int = 0  # the newest generation in which its rank failed by itself
-    missed: int = 0  # the newest that it ended because a host was missing, or that its keeper did not survive
     stopping: bool = False  # a user stops the run: its rank finishes the step, and so do all ranks
     returned: bool = False  # it was off, so the run may have been stopped meanwhile
     why: str = ""
@@ -79,9 +76,7 @@ class OwnState(NamedTuple):
 
     public: KeeperState
     since: float = 0.0  # when the state began
-    died: bool = False  # its last rank ended although nobody asked for it and nobody was missing
-    failure: str = ""  # what is known of that
-    deaths: Tuple[GenerationDeath, ...] = ()
+    deaths: Tuple[Death, ...] = ()
     after_ending: str = IDLE  # the state that ENDING leads to
 
     def with_fields(self, **fields: object) -> OwnState:
@@ -197,12 +192,13 @@ def _gather(rules: Rules, own: OwnState, received: Messages, states: States, now
         own = change(own, own.since, IDLE)
     first = next(host for host in rules.hosts if host == me or host in around)
     if first != me:
-        return _promise(rules, own, states, around[first], now), ""
+        return _promise(own, around[first], now), ""
     members = clique_around(rules, own, around)
     busy = any(other.state in (TRAINING, ENDING) for other in around.values())
     if busy or not may_form(rules, own, received, members, now):
         return own, ""
-    return _join(rules, own, states, Generation(next_number(rules, own, states), members), now, OFFERED), ""
+    offer = Generation(next_number(rules, own, states), members)
+    return change(own, now, OFFERED, generation=offer, promised=offer.number), ""
 
 
 def may_form(rules: Rules, own: OwnState, received: Messages, members: Tuple[str, ...], now: float) -> bool:
@@ -233,35 +229,14 @@ def may_be_stopped(rules: Rules, known: Sequence[KeeperState], missing: Set[str]
     return bool(missing & set(newest.members)) and all(other.returned for other in witnesses)
 
 
-def _join(rules: Rules, own: OwnState, states: States, offer: Generation, now: float, state: str) -> OwnState:
-    """Offer or promise a generation, unless the last one died once too often."""
-    before, own = own.deaths, _count_death(own, states, now)
-    why = reason_to_give_up(own.deaths, own.public.host, rules.restarts, now)
-    if why and own.deaths != before:
-        return change(own, now, FAILED, why="%s (%s)" % (why, own.failure) if own.failure else why)
-    return change(own, now, state, generation=offer, promised=offer.number, go=False)
-
-
-def _count_death(own: OwnState, states: States, now: float) -> OwnState:
-    """The last generation died by itself if a rank failed by itself, or for no known reason with nobody missing."""
-    died, last, own = own.died, own.public.last, own._replace(died=False)
-    if last is None or not died:
-        return own
-    known = [own.public, *(states[host] for host in last.members if host in states)]
-    crashed = tuple(sorted(other.host for other in known if other.crashed == last.number))
-    # Or some continued without this host, or never started a rank in it because their keeper died first.
-    missed = any(other.missed == last.number or other.started != last.number for other in known)
-    if not crashed and (missed or len(known) < len(last.members)):
-        return own
-    return own._replace(deaths=with_another(own.deaths, now, own.public.steps, crashed))
-
-
-def _promise(rules: Rules, own: OwnState, states: States, caller: KeeperState, now: float) -> OwnState:
+def _promise(own: OwnState, caller: KeeperState, now: float) -> OwnState:
     """Join the first host's offer, if it is newer than all that this host has promised."""
     offer = caller.generation
     if caller.state != OFFERED or offer is None or own.public.host not in offer.members:
         return own
-    return _join(rules, own, states, offer, now, PROMISED) if offer.number > own.public.promised else own
+    if offer.number <= own.public.promised:
+        return own
+    return change(own, now, PROMISED, generation=offer, promised=offer.number)
 
 
 def _current_generation(own: OwnState) -> Generation:
@@ -283,14 +258,14 @@ def _begin_promised(own: OwnState, states: States, now: float) -> Optional[OwnSt
     if mine is None or mine.number != own.public.promised or own.public.started >= mine.number:
         return None
     caller = states.get(mine.members[0])
-    if caller is None or caller.generation != mine or not caller.go or caller.state != TRAINING:
+    if caller is None or caller.generation != mine or caller.state != TRAINING:
         return None
     return _started(own, mine, now)
 
 
-def _started(own: OwnState, generation: Generation, now: float, go: bool = False) -> OwnState:
+def _started(own: OwnState, generation: Generation, now: float) -> OwnState:
     fresh_start = {"regroup": 0, "outranked": 0, "returned": False, "apart": False, "why": ""}
-    return change(own, now, TRAINING, last=generation, go=go, **fresh_start)._replace(died=False)
+    return change(own, now, TRAINING, last=generation, **fresh_start)
 
 
 def _offering(rules: Rules, own: OwnState, states: States, now: float) -> Tuple[OwnState, str]:
@@ -305,7 +280,7 @@ def _offering(rules: Rules, own: OwnState, states: States, now: float) -> Tuple[
         return own, ""
     if may_be_stopped(rules, [own.public, *ready], awaited(rules, own.public, offer.members)):
         return change(own, now, IDLE), ""
-    return _started(own, offer, now, go=True), START
+    return _started(own, offer, now), START
 
 
 # -- in a generation
@@ -314,12 +289,9 @@ def _offering(rules: Rules, own: OwnState, states: States, now: float) -> Tuple[
 def _train(rules: Rules, own: OwnState, received: Messages, states: States, now: float) -> Tuple[OwnState, str]:
     """Continue, unless a member is missing, a host wants to join, or another part has more steps."""
     mine = _current_generation(own)
-    why = _missing(rules, own, received, now)
+    why = _missing(rules, own, received, now) or _ended_elsewhere(own, received)
     if why:
-        return _end(own, now, why=why, missed=mine.number), SAVE
-    why = _ended_elsewhere(own, received)
-    if why:
-        return _end(own, now, why=why)._replace(died=True), SAVE
+        return _end(own, now, why=why), SAVE
     for other in states.values():
         if other.regroup == mine.number:
             # Each host ends its own rank, so that a rank whose peers are already gone does not hang.
@@ -406,14 +378,21 @@ def _settle(rules: Rules, own: OwnState, states: States, now: float) -> OwnState
 
 
 def rank_ended(
-    own: OwnState, now: float, steps: int, how: str, lasting_error: str = "", by_itself: bool = False, failure: str = ""
+    rules: Rules,
+    own: OwnState,
+    now: float,
+    steps: int,
+    how: str,
+    lasting_error: str = "",
+    by_itself: bool = False,
+    failure: str = "",
 ) -> OwnState:
     """This host's rank has exited. how: FINISHED (all steps), STOPPED (asked to) or FAILED.
 
     lasting_error: the cause, if a restart would not change it.
     by_itself: it failed by its own error or crash (failure: which), not because another rank or its link was lost.
     """
-    own = own.with_fields(steps=steps, go=False)
+    own = own.with_fields(steps=steps)
     if how == FINISHED:
         return change(own, now, FINISHED)
     mine = own.public.generation
@@ -421,13 +400,13 @@ def rank_ended(
         return change(own, now, own.after_ending)
     if how == STOPPED:
         return change(own, now, IDLE if mine and own.public.regroup == mine.number else ASKING)
-    if by_itself:
-        own = own.with_fields(crashed=own.public.started)
     if lasting_error:
         return change(own, now, FAILED, why=lasting_error)
-    return change(own, now, IDLE, why="the rank of %s died" % own.public.host)._replace(
-        died=True, failure=failure if by_itself else ""
-    )
+    own = own._replace(deaths=with_another(own.deaths, Death(now, steps, by_itself), rules.restarts))
+    why = reason_to_give_up(own.deaths, own.public.host, rules.restarts)
+    if why:
+        return change(own, now, FAILED, why="%s (%s)" % (why, failure) if by_itself and failure else why)
+    return change(own, now, IDLE, why="the rank of %s died" % own.public.host)
 
 
 def asked_to_end(own: OwnState, now: float, state: str, why: str) -> Tuple[OwnState, str]:
@@ -442,4 +421,4 @@ def asked_to_end(own: OwnState, now: float, state: str, why: str) -> Tuple[OwnSt
 
 def rank_stuck(own: OwnState, now: float, why: str) -> OwnState:
     """The rank survived even SIGKILL: nobody waits for this host until `rank_ended`."""
-    return own if own.public.state == STUCK else change(own, now, STUCK, why=why, missed=own.public.started)
+    return own if own.public.state == STUCK else change(own, now, STUCK, why=why)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -272,10 +271,8 @@ class LocalRank:
         late = [path for path in found if int((CHECKPOINT.match(os.path.basename(path)) or [0, 0])[1]) > since]
         if not late:
             return ""
-        first = os.path.join(APART, "generation-%d" % generation)
         # Every start of the run counts generations from 1.
-        names = itertools.chain([first], ("%s-%d" % (first, number) for number in itertools.count(2)))
-        place = next(name for name in names if not os.path.lexists(self.path(name)))
+        place = os.path.join(APART, "generation-%d-%d" % (generation, time.time()))
         os.makedirs(self.path(place))
         for path in late:
             os.replace(path, os.path.join(self.path(place), os.path.basename(path)))

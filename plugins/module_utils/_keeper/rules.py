@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Iterable, Mapping, NamedTuple, Sequence, Tuple
 
 HOUR = 3600.0
-DEATHS_AT_ONE_STEP = 3  # deaths at one step before giving up
+# Deaths at one step before giving up: by the rank's own errors, and of any kind.
+OWN_AT_ONE_STEP, ALL_AT_ONE_STEP = 3, 20
 
 
 class Rules(NamedTuple):
@@ -53,38 +54,36 @@ def clique(rules: Rules, me: str, hears: Mapping[str, Sequence[str]]) -> Tuple[s
     return tuple(host for host in rules.hosts if host in chosen)
 
 
-# Only a run's own errors are deaths; lost hosts and links are none.
-
-
-class GenerationDeath(NamedTuple):
-    """The end of a generation whose hosts all stayed."""
+class Death(NamedTuple):
+    """The end of this host's rank that nobody asked for, while no host was missing."""
 
     when: float
     step: int
-    hosts: Tuple[str, ...]  # whose ranks failed by themselves; none if each blames another
+    own: bool  # by its own error or crash, not because another rank or its link was lost
 
 
-def with_another(
-    deaths: Sequence[GenerationDeath], when: float, step: int, hosts: Tuple[str, ...]
-) -> Tuple[GenerationDeath, ...]:
-    """The deaths that still matter after another one."""
-    earlier, newest = deaths[: 1 - DEATHS_AT_ONE_STEP], deaths[1 - DEATHS_AT_ONE_STEP :]
-    return (*(one for one in earlier if when - one.when < HOUR), *newest, GenerationDeath(when, step, hosts))
+def with_another(deaths: Sequence[Death], newest: Death, restarts: int) -> Tuple[Death, ...]:
+    """The deaths that still matter after another one. Those of long ago do, too, where one step kills the rank again."""
+    return (*deaths, newest)[-restarts - ALL_AT_ONE_STEP :]
 
 
-def reason_to_give_up(deaths: Sequence[GenerationDeath], me: str, restarts: int, now: float) -> str:
-    """Why this host should not restart; empty if it may.
+def reason_to_give_up(deaths: Sequence[Death], me: str, restarts: int) -> str:
+    """Why this host should not restart after the newest death; empty if it may.
 
-    A host whose rank alone fails repeatedly gives up alone. If one step kills several hosts' ranks, or nobody knows whose, the run
-    is at fault.
+    Each host judges its own rank alone: if one step kills those of several, each of them gives up. The last resort is for ranks that
+    only lose each other, again and again.
     """
-    newest = deaths[-DEATHS_AT_ONE_STEP:]
-    if len(newest) == DEATHS_AT_ONE_STEP and len({death.step for death in newest}) == 1:
-        if {death.hosts for death in newest} == {(me,)}:
-            return "the rank of %s died %d times at step %d" % (me, DEATHS_AT_ONE_STEP, newest[0].step)
-        if len({host for death in newest for host in death.hosts}) != 1:
-            return "the run died %d times at step %d" % (DEATHS_AT_ONE_STEP, newest[0].step)
-    lately = [death for death in deaths if me in death.hosts and now - death.when < HOUR]
+    newest = deaths[-1]
+    own = [death for death in deaths if death.own] if newest.own else []
+    if _at_one_step(own[-OWN_AT_ONE_STEP:], OWN_AT_ONE_STEP):
+        return "the rank of %s died %d times at step %d" % (me, OWN_AT_ONE_STEP, newest.step)
+    if _at_one_step(deaths[-ALL_AT_ONE_STEP:], ALL_AT_ONE_STEP):
+        return "the run died %d times at step %d" % (ALL_AT_ONE_STEP, newest.step)
+    lately = [death for death in own if newest.when - death.when < HOUR]
     if len(lately) > restarts:
         return "the rank of %s died %d times within an hour, and ddp_restarts is %d" % (me, len(lately), restarts)
     return ""
+
+
+def _at_one_step(newest: Sequence[Death], count: int) -> bool:
+    return len(newest) == count and len({death.step for death in newest}) == 1
