@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from typing import Dict, List, Mapping, Optional, Sequence, Type, TypedDict, TypeVar, cast
@@ -27,11 +26,6 @@ def runner_argv(state_dir: str) -> List[str]:
     folder = os.path.join(state_dir, SESSION_FILES)
     # -E and -s: neither a tmux server's environment nor a user's packages may affect it.
     return [sys.executable, "-B", "-E", "-s", os.path.join(folder, RUNNER), folder]
-
-
-def label_of(state_dir: str) -> str:
-    """tmux's label for a session's folder, which identifies it at a start and after a reboot."""
-    return hashlib.sha256(os.fsencode(os.path.abspath(state_dir))).hexdigest()[:16]
 
 
 class StartArguments(TypedDict):
@@ -60,7 +54,6 @@ class Record(TypedDict, total=False):
 
     id: str
     session: str
-    argv: List[str]
     boot_id: str
     pid: int
     pid_start: Optional[int]
@@ -73,14 +66,8 @@ class Record(TypedDict, total=False):
     stopped: bool  # by a user
     terminated_by: Optional[str]  # the signal with which the host ended it
     revived: int  # number of restarts
-    died: Optional[float]  # when it last died
-    died_of: Optional[str]
-
-
-class Status(Record, total=False):
-    """The record, and the observed state."""
-
-    state: str
+    died_of: Optional[str]  # when it died last
+    state: str  # as observed; in no file
 
 
 def launch_in(path: str) -> Launch:

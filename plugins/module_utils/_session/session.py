@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One named session: its arguments, its outcome, and the steps to bring it into a state."""
+"""One named session: its arguments, its outcome, and how it is brought into its state, for the module tmux_session and for the agent."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import uuid
 from typing import Any, Mapping, NamedTuple
 
 from .._contract.run_folder import SESSION, SESSION_FILES
+from .._kit import bare, host_code, processes
 from .._kit import env_file as env_file_utils
-from .._kit import host_code, processes
-from .._kit.files import locked, write_json_when_full, write_unless_same
-from . import reaper
+from .._kit.files import Busy, locked, write_json_when_full, write_unless_same
+from .._kit.logind import logind
+from . import boot, reaper
 from . import runner as session_runner
 from . import tmux as tmux_utils
 from .record import (
@@ -29,12 +30,31 @@ from .record import (
     Launch,
     Record,
     StartArguments,
-    Status,
     exposed_start,
-    label_of,
     launch_in,
     record_in,
 )
+
+STARTING = ("started", "restarted", "ready")
+# Parameters of tmux_session.
+OPTIONS: dict[str, dict[str, object]] = {
+    "name": {"type": "str", "required": True},
+    "state_dir": {"type": "path", "required": True},
+    "argv": {"type": "list", "elements": "str"},
+    "chdir": {"type": "path"},
+    "env_file": {"type": "path"},
+    "log": {"type": "path"},
+    "state": {
+        "type": "str",
+        "choices": ["started", "restarted", "ready", "stopped", "absent"],
+        "default": "started",
+    },
+    "rerun": {"type": "bool", "default": False},
+    "revive": {"type": "bool", "default": False},
+    "at_boot": {"type": "bool"},
+    "stop_timeout": {"type": "int", "default": 60},
+}
+NEEDED = [("state", state, ["argv"]) for state in STARTING]
 
 ABSENT = "absent"
 RUNNING = "running"
@@ -48,6 +68,9 @@ _GO_SECONDS = 10.0
 
 class SessionError(Exception):
     """Which session, what was tried, what was seen and what to do, in one sentence."""
+
+
+ERRORS = (Busy, SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError, ValueError)
 
 
 class Spec(NamedTuple):
@@ -69,7 +92,6 @@ class Session:
         self.folder = os.path.join(self.state_dir, SESSION_FILES)
         self.record = os.path.join(self.state_dir, SESSION)
         self.tmux = tmux
-        self.label = label_of(self.state_dir)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -81,19 +103,17 @@ class Session:
         """The content of session.json."""
         return record_in(self.record)
 
-    def status(self) -> Status:
+    def status(self) -> Record:
         """The content of session.json, and `state`."""
+        identity = self._identity(self.recorded())
+        state = RUNNING if identity is not None and reaper.runner_alive(identity) else GONE
+        # It may have ended meanwhile.
         record = self.recorded()
         if record.get("ended") is not None:
-            return {**record, "state": FINISHED}
-        identity = self._identity(record)
-        if identity is not None and reaper.runner_alive(identity):
-            return {**record, "state": RUNNING}
-        if not record:
-            return {"state": GONE if self._in_tmux(self.name) else ABSENT}
-        # It may have ended between the two reads.
-        record = self.recorded() or record
-        return {**record, "state": FINISHED if record.get("ended") is not None else GONE}
+            state = FINISHED
+        elif not record and not self._is_ours(self.name):
+            state = ABSENT
+        return {**record, "state": state}
 
     def left_over(self) -> dict[int, processes.Process]:
         """All processes of the session except its runner."""
@@ -119,10 +139,15 @@ class Session:
                 lines.append(f"  {name}" + (" (changed)" if before.get(name, digest) != digest else ""))
         return "\n".join(lines).encode("utf-8", "backslashreplace").decode() + "\n"
 
-    def _in_tmux(self, name: str) -> tmux_utils.TmuxSession | None:
-        """This folder's session with this name in tmux, None if there is none or it is somebody else's."""
-        found = self.tmux.look(name)
-        return found if found and found.label == self.label else None
+    def _is_ours(self, name: str) -> bool:
+        """Whether a session with this name is in tmux, and runs nothing or this folder's runner."""
+        pid = self.tmux.look(name)
+        return pid is not None and self._other(pid) is None
+
+    def _other(self, pid: int) -> processes.Process | None:
+        """This process of a pane, if it is not this folder's runner."""
+        found = processes.process(pid) if pid else None
+        return found if found and found.argv[-1:] != (self.folder,) else None
 
     def _identity(self, record: Record) -> reaper.SessionIdentity | None:
         """Identity of this session's processes; None if they are from another boot or machine."""
@@ -152,10 +177,6 @@ class Session:
         identity = self._identity(record)
         if identity is None or not (reaper.runner_alive(identity) or reaper.members(identity)):
             return
-        if identity.runner is not None and identity.runner[0] in reaper.own_line(processes.processes()):
-            raise SessionError(
-                f"session {self.name}: this command runs inside the session that it should stop; run it from outside"
-            )
         try:
             # An empty file needs no room.
             os.close(os.open(os.path.join(self.folder, "stop"), os.O_WRONLY | os.O_CREAT, 0o644))
@@ -182,7 +203,7 @@ class Session:
     def remove(self) -> None:
         """Remove the session from tmux and its records; its log and run.sh stay."""
         with contextlib.suppress(tmux_utils.TmuxError):  # a server of another version of tmux keeps its dead pane
-            if self._in_tmux(self.name):
+            if self._is_ours(self.name):
                 self.tmux.kill(self.name)
         shutil.rmtree(self.folder, ignore_errors=True)
         if os.path.lexists(self.record):
@@ -196,24 +217,19 @@ class Session:
 
     def check_free(self) -> None:
         """The name must be free in tmux, of other people's sessions and of runs in another folder."""
-        found = self.tmux.look(self.name)
-        if found is None or found.label == self.label:
-            return
-        remedy = f"end it (tmux kill-session -t '={self.name}') or choose another name"
-        if not found.label:
-            raise SessionError(f"tmux already has a session {self.name} that nanochat.ddp did not start: {remedy}")
-        if found.runner is not None:
+        other = self._other(self.tmux.look(self.name) or 0)
+        if other is not None:
             raise SessionError(
-                f"a session {self.name} is already running for {found.folder}, not for {self.state_dir}: {remedy}"
+                f"tmux already has a session {self.name}, which is not of {self.state_dir} and runs {other.command}: "
+                f"end it (tmux kill-session -t '={self.name}') or choose another name"
             )
 
     def _clear_tmux(self) -> None:
         """Remove our last session from tmux, under any name, and ended ones with this name."""
         last = str(self.launch().get("session", ""))
-        if last not in ("", self.name) and self._in_tmux(last):
-            self.tmux.kill(last)
-        if self.tmux.look(self.name):
-            self.tmux.kill(self.name)
+        for name in {last, self.name} - {""}:
+            if self._is_ours(name):
+                self.tmux.kill(name)
 
     def check_startable(self, spec: Spec) -> None:
         """Requirements of a start, checked before anything running is stopped for it."""
@@ -287,8 +303,6 @@ def spec_from(name: str, state_dir: str, options: Mapping[str, Any]) -> Spec:
         raise SessionError(
             f"session {name}: argv must begin with a program, not with {repr(argv[0]) if argv else 'nothing'}"
         )
-    if any("\0" in word for word in argv):
-        raise SessionError(f"session {name}: an argument of argv contains a NUL byte")
     return Spec(
         tuple(argv),
         os.path.abspath(options["chdir"] or state_dir),
@@ -321,3 +335,87 @@ def _end_runner(pid: int, start: int) -> dict[int, processes.Process]:
             reaper.send(runner, number)
         time.sleep(0.05)
     return {}
+
+
+def decide(session: Session, params: Mapping[str, Any], spec: Spec | None) -> str:
+    """The action that brings the session into the wanted state."""
+    status, wanted = session.status()["state"], params["state"]
+    running = status == RUNNING
+    if wanted == "restarted":
+        return "restart" if running else "start"
+    if spec is not None:
+        if running:
+            return "none" if session.same(spec) else "restart"
+        ended_as_wanted = status == FINISHED and not params["rerun"] and session.same(spec)
+        return "none" if ended_as_wanted else "start"
+    if wanted == "absent" and (status != ABSENT or session.launch()):
+        return "remove"
+    return "stop" if running or session.left_over() else "none"
+
+
+def carry_out(session: Session, action: str, spec: Spec | None, timeout: int) -> None:
+    """Do it. Before a start, the remains of an earlier session are ended."""
+    if spec is not None:
+        # Do not stop what could not be restarted.
+        session.check_startable(spec)
+    session.stop(timeout)
+    if action == "remove":
+        session.remove()
+    elif spec is not None:
+        session.start(spec, timeout)
+
+
+def difference(session: Session, action: str, spec: Spec | None) -> dict[str, str]:
+    """The session before and after, for the diff."""
+    status = session.status()["state"]
+    ends = {"none": status, "stop": FINISHED if status == RUNNING else status, "remove": ABSENT}
+    before = session.describe(None, status)
+    after = session.describe(None if action in ends else spec, ends.get(action, RUNNING))
+    return {"before": before, "after": after, "before_header": session.name, "after_header": session.name}
+
+
+def connect(state: str) -> tmux_utils.Tmux:
+    """The user's tmux server."""
+    if state in STARTING and bare.find("tmux") is None:
+        raise tmux_utils.TmuxError("tmux is not installed on this host; install the package tmux")
+    # Inside tmux the client would use the surrounding server instead of the user's.
+    os.environ.pop("TMUX", None)
+    if state not in ("started", "restarted"):
+        return tmux_utils.Tmux()
+    kills, lingers = logind(processes.user_name(os.getuid()))
+    scope = shutil.which("systemd-run") if kills and lingers and os.environ.get("XDG_RUNTIME_DIR") else None
+    # Outside our login, which logging out would kill.
+    return tmux_utils.Tmux([scope, "--user", "--scope", "--quiet", "--"] if scope else ())
+
+
+def tmux_session(check: bool = False, **given: Any) -> dict[str, Any]:
+    """Bring the session into its state, or predict that, and return the result of the module with these options."""
+    params: dict[str, Any] = {**{name: option.get("default") for name, option in OPTIONS.items()}, **given}
+    session = Session(params["name"], params["state_dir"], connect(params["state"]))
+    spec = None
+    if params["state"] in STARTING:
+        spec = spec_from(session.name, session.state_dir, params)
+        session.check_free()
+    if spec is not None and params["state"] == "ready":
+        session.check_startable(spec)
+        return {"changed": False, "action": "none", "session": session.status(), "warnings": []}
+    with session.locked(make=spec is not None and not check, timeout=params["stop_timeout"] + 60):
+        action = decide(session, params, spec)
+        diff = difference(session, action, spec)
+        if action != "none" and not check:
+            carry_out(session, action, spec, params["stop_timeout"])
+        entry = boot.BootEntry(session.name, session.state_dir)
+        wanted = False if params["state"] == "absent" else params["at_boot"] if spec else None
+        before, after, missing = entry.bring(wanted, check)
+        status = session.status()
+    if before != after:
+        diff = {**diff, "before": f"{diff['before']}at boot: {before}\n", "after": f"{diff['after']}at boot: {after}\n"}
+    changed = action != "none" or before != after
+    return {
+        "changed": changed,
+        "action": action,
+        "diff": diff,
+        "session": status,
+        "at_boot": after,
+        "warnings": [missing] if missing else [],
+    }

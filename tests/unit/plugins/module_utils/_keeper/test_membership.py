@@ -155,6 +155,29 @@ def test_deaths_before_a_reboot_or_a_suspend_are_not_within_the_hour():
         assert rested.public.state == m.IDLE
 
 
+def test_where_the_ranks_of_two_hosts_fail_together_both_give_up_and_the_run_with_them():
+    a, b = (m.OwnState(m.KeeperState(host)) for host in "ab")
+    for number in range(1, 4):
+        a, b = (died(own, number, 17, 100.0 * number) for own in (a, b))
+    assert (a.public.state, b.public.state) == (m.FAILED, m.FAILED)
+    c, dummy = m.decide(THREE, m.OwnState(m.KeeperState("c")), received(400, a.public, b.public), 400.0)
+    assert (c.public.state, c.public.why) == (m.FAILED, "a and b gave up: " + a.public.why)
+
+
+def test_what_befalls_other_hosts_ends_the_run_for_nobody():
+    """A host that is lost, and a keeper that is killed with its rank, by whose end another rank dies."""
+    own = m.OwnState(m.KeeperState("laptop"))
+    for number in range(1, 50):
+        own = died(own, number, number, 10.0 * number, by_itself=False)
+        assert own.public.state == m.IDLE
+    before = own.deaths
+    own = m._started(own, m.Generation(60, BOTH), 600.0)
+    own, order = m.decide(RULES, own, {}, 610.0)
+    assert (own.public.state, order) == (m.ENDING, m.SAVE)
+    own = m.rank_ended(RULES, own, 612.0, 50, m.FAILED, by_itself=True)
+    assert (own.public.state, own.deaths) == (m.IDLE, before)
+
+
 def test_a_run_whose_ranks_only_lose_each_other_at_one_step_ends():
     own = m.OwnState(m.KeeperState("laptop"))
     for number in range(1, 21):
