@@ -124,7 +124,7 @@ EXAMPLES = r"""
 RETURN = r"""
 session:
   description:
-    - The content of C(session.json), of which the main values are below, and RV(session.state). In check mode as it is now.
+    - The content of C(session.json), with these and further values, and RV(session.state). In check mode as it is now.
     - Of a session that is not there, only the state is returned.
   returned: always
   type: dict

@@ -76,7 +76,7 @@ def is_local(known: Mapping[str, Any]) -> bool:
     return known.get("ansible_connection") in ("local", "ansible.builtin.local")
 
 
-def command_on(host: str, known: Mapping[str, Any], argv: Sequence[str] = (), terminal: bool = False) -> str:
+def command_on(host: str, known: Mapping[str, Any], argv: Sequence[str] = ()) -> str:
     """The command line for a person who runs a program on a host, or logs in, by the variables with which Ansible reaches it."""
     if is_local(known):
         return shlex.join(argv)
@@ -85,4 +85,4 @@ def command_on(host: str, known: Mapping[str, Any], argv: Sequence[str] = (), te
     more = [str(known[name]) for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args") if known.get(name)]
     target = f"{user}@{known.get('ansible_host') or host}" if user else str(known.get("ansible_host") or host)
     options = [*(["-i", str(key)] if key else []), *(["-p", str(port)] if port else []), *shlex.split(" ".join(more))]
-    return shlex.join(["ssh", *(["-tt"] if terminal else []), *options, target, *([shlex.join(argv)] if argv else [])])
+    return shlex.join(["ssh", *options, target, *([shlex.join(argv)] if argv else [])])

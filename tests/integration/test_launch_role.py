@@ -112,6 +112,17 @@ def running(launch: Launch) -> Launch:
     return launch
 
 
+def test_a_play_whose_run_another_play_started_anew_fails(running: Launch) -> None:
+    running.variables["ddp_controller"] = {"fresh": False, "watch": False}
+    for name in "ab":
+        (running.folder_of(name) / "plan.json").write_text(json.dumps({**running.plan, "digest": "theirs"}))
+    assert messages(running.run("watch")) == []
+    account = running.run("watch", "-e", '{"__launch_decided": {}}')
+    assert counts(account, "failures") == {"a": 1, "b": 1}
+    said = "a: the run d4 goes by another plan now (theirs; this play's is one): another train.yml"
+    assert said in messages(account)[0]
+
+
 def test_a_start_that_cannot_be_made_stops_nothing(running: Launch) -> None:
     ids = {name: running.session(name)["id"] for name in "ab"}
     running.plan["digest"] = "two"

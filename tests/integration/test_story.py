@@ -332,6 +332,7 @@ def test_no_matching_host_is_an_error_that_is_explained(stage: Screen) -> None:
     [
         (("ddp_purge=runs",), "it must be run"),
         (("ddp_purge=run",), "-e ddp_purge=run -e ddp_run=NAME"),
+        (("purge=true", "ddp_run=d4"), "-e ddp_purge=run -e ddp_run=NAME"),
     ],
 )
 def test_reset_does_not_guess_what_is_to_be_deleted(stage: Screen, words: tuple[str, ...], said: str) -> None:

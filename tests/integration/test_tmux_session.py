@@ -323,7 +323,7 @@ def test_a_full_disk_can_be_stopped_restarted_and_cleaned(files, full_disk, job,
 def test_the_unit_for_a_reboot_starts_the_session_after_a_power_cut(job, tmp_path, monkeypatch):
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("systemctl", "loginctl"):
+    for name in ("systemctl", "loginctl", "crontab"):
         (tools / name).symlink_to("/bin/true")
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -605,6 +605,7 @@ def test_a_missing_tmux_is_said_before_anything_is_written_and_nothing_to_stop_n
         ({"chdir": "/no"}, "its folder /no does not exist"),
         ({"env_file": "/no/env"}, "its environment file /no/env does not exist"),
         ({"log": "/proc/no/log"}, "cannot write /proc/no"),
+        ({"argv": ["a", "b\0"]}, "an argument of argv contains a NUL byte"),
         *(
             ({"name": name}, f"{name!r} is not a session name")
             for name in ("a.b", "a:b", "", "-a", "=a", "a b", "a\n", "ü")
@@ -632,6 +633,11 @@ def test_a_runner_that_does_not_come_up_is_shown_and_a_session_of_somebody_else_
     result = job.play(argv=ARGV)
     assert result["failed"] and f"session job-1, which is not of {job.folder} and runs sleep 600" in result["msg"]
     assert tmux("list-panes", "-t", "=job-1", "-F", "#{pane_dead}").stdout == "0\n"
+    # Nor one whose program has ended.
+    tmux("set-option", "-w", "-t", "=job-1:", "remain-on-exit", "on")
+    tmux("respawn-pane", "-k", "-t", "=job-1:", "true")
+    until(lambda: tmux("list-panes", "-t", "=job-1", "-F", "#{pane_dead}").stdout == "1\n")
+    assert "and runs true: end it" in job.play(argv=ARGV)["msg"]
 
 
 @pytest.mark.parametrize(
@@ -660,6 +666,18 @@ def test_whoever_cannot_be_ended_is_named(job, monkeypatch):
             result = job.play(state, argv=ASLEEP)
             assert result["failed"]
             assert f"these processes are still alive after SIGKILL: {stubborn.pid} ({sys.executable}" in result["msg"]
+
+
+def test_a_play_inside_the_session_does_not_stop_itself(job):
+    job.start(SLEEP)
+    good, pid = job.record(), os.getpid()
+    inside = {**good, "pid": pid, "pid_start": processes.start_ticks(pid)}
+    (job.folder / "session.json").write_text(json.dumps(inside))
+    try:
+        result = job.play("stopped")
+        assert result["failed"] and "runs inside the session" in result["msg"]
+    finally:
+        (job.folder / "session.json").write_text(json.dumps(good))
 
 
 @pytest.mark.parametrize(("user", "kills"), [("root", False), ("lzw", True)])

@@ -33,10 +33,26 @@ from .._contract.keeper_states import (
     STUCK,
     TRAINING,
 )
-from .rules import Death, Rules, clique, expected, may_train, reason_to_give_up, with_another
 
 # Orders for the host's rank: start; finish the step, save and exit; save what is possible and exit.
 START, FINISH_STEP, SAVE = "start", "finish step", "save"
+HOUR = 3600.0
+DEATHS_AT_ONE_STEP = 3  # deaths at one step before giving up
+STALLS_AT_ONE_STEP = 10  # the same of ranks that only lose each other while all hosts are there
+
+
+class Rules(NamedTuple):
+    """The plan's rules; times in seconds."""
+
+    hosts: Tuple[str, ...]  # in plan order
+    least: int  # ddp_min_hosts
+    grace: float  # ddp_grace: how long to wait for a missing host
+    first_grace: float  # the same before the first generation, which needs all hosts
+    restarts: int = 3  # deaths per hour before giving up
+    lost: float = 6.0  # a host silent for this long (two messages and more) is missing
+    offer: float = 10.0  # how long an offer waits for promises
+    begin: float = 30.0  # time for a promised member to start its rank
+    joinable_after: float = 20.0  # minimum training time of a generation before a host may join
 
 
 class Generation(NamedTuple):
@@ -63,6 +79,7 @@ class KeeperState(NamedTuple):
     failed: Tuple[str, ...] = ()  # hosts that have given up
     stopping: bool = False  # a user stops the run: its rank finishes the step, and so do all ranks
     returned: bool = False  # it was off, so the run may have been stopped meanwhile
+    restarted: bool = False  # its keeper has not survived the last generation
     why: str = ""
 
     @property
@@ -71,12 +88,20 @@ class KeeperState(NamedTuple):
         return self.last.number if self.last else 0
 
 
+class Death(NamedTuple):
+    """The end of this host's rank by an error or crash of its own, not because another rank or its link was lost."""
+
+    when: float
+    step: int
+
+
 class OwnState(NamedTuple):
     """A keeper's state: the public part, and private data."""
 
     public: KeeperState
     since: float = 0.0  # when the state began
     deaths: Tuple[Death, ...] = ()
+    stalls: Tuple[int, int] = (0, 0)  # a step, and how often its rank lost another one there while all hosts were there
     after_ending: str = IDLE  # the state that ENDING leads to
 
     def with_fields(self, **fields: object) -> OwnState:
@@ -99,6 +124,37 @@ States = Mapping[str, KeeperState]
 def receive(received: Optional[Received], other: KeeperState, now: float, lost: float) -> Received:
     """Receive a message."""
     return Received(other, now, received.since if received is not None and now - received.at <= lost else now)
+
+
+# -- who may train
+
+
+def wanted(rules: Rules, left: Sequence[str]) -> Tuple[str, ...]:
+    """The hosts of the plan that were not removed by hand."""
+    return tuple(host for host in rules.hosts if host not in left)
+
+
+def expected(rules: Rules, left: Sequence[str], failed: Sequence[str]) -> Tuple[str, ...]:
+    """The hosts to wait for: neither removed by hand nor given up."""
+    return tuple(host for host in wanted(rules, left) if host not in failed)
+
+
+def may_train(rules: Rules, members: Iterable[str], left: Sequence[str] = ()) -> bool:
+    """Whether these are enough: ddp_min_hosts, or all that were not removed.
+
+    If ddp_min_hosts is at most half of the hosts, the user allows both parts of a split to continue; with
+    more, only one part can be large enough.
+    """
+    return 0 < len(set(members)) >= min(rules.least, len(wanted(rules, left)))
+
+
+def clique(rules: Rules, me: str, hears: Mapping[str, Sequence[str]]) -> Tuple[str, ...]:
+    """This host and those that all hear each other, in plan order; hears: whom each of them hears."""
+    chosen = [me]
+    for host in rules.hosts:
+        if host != me and host in hears and all(other in hears[host] and host in hears[other] for other in chosen):
+            chosen.append(host)
+    return tuple(host for host in rules.hosts if host in chosen)
 
 
 # -- evaluating messages
@@ -141,6 +197,9 @@ def decide(rules: Rules, own: OwnState, received: Messages, now: float) -> Tuple
     """The next state, and an order for this host's rank ("" for none)."""
     states = {host: one.public for host, one in received.items() if now - one.at <= rules.lost}
     own = _learn_who_is_out(own, states)
+    others = [host for host in (own.public.last.members if own.public.last else ()) if host != own.public.host]
+    if any(host not in states or states[host].restarted for host in others):
+        own = own._replace(stalls=(0, 0))
     state = own.public.state
     if state in OVER or state == STUCK:
         return own, ""
@@ -264,7 +323,7 @@ def _begin_promised(own: OwnState, states: States, now: float) -> Optional[OwnSt
 
 
 def _started(own: OwnState, generation: Generation, now: float) -> OwnState:
-    fresh_start = {"regroup": 0, "outranked": 0, "returned": False, "apart": False, "why": ""}
+    fresh_start = {"regroup": 0, "outranked": 0, "returned": False, "restarted": False, "apart": False, "why": ""}
     return change(own, now, TRAINING, last=generation, **fresh_start)
 
 
@@ -384,13 +443,12 @@ def rank_ended(
     steps: int,
     how: str,
     lasting_error: str = "",
-    by_itself: bool = False,
-    failure: str = "",
+    own_failure: Optional[str] = None,
 ) -> OwnState:
     """This host's rank has exited. how: FINISHED (all steps), STOPPED (asked to) or FAILED.
 
     lasting_error: the cause, if a restart would not change it.
-    by_itself: it failed by its own error or crash (failure: which), not because another rank or its link was lost.
+    own_failure: how it failed by its own error or crash, as far as known; None if another rank or its link was lost.
     """
     own = own.with_fields(steps=steps)
     if how == FINISHED:
@@ -402,11 +460,35 @@ def rank_ended(
         return change(own, now, IDLE if mine and own.public.regroup == mine.number else ASKING)
     if lasting_error:
         return change(own, now, FAILED, why=lasting_error)
-    own = own._replace(deaths=with_another(own.deaths, Death(now, steps, by_itself), rules.restarts))
-    why = reason_to_give_up(own.deaths, own.public.host, rules.restarts)
-    if why:
-        return change(own, now, FAILED, why="%s (%s)" % (why, failure) if by_itself and failure else why)
+    if own_failure is not None:
+        own = own._replace(deaths=with_another(own.deaths, Death(now, steps), rules.restarts))
+        why = reason_to_give_up(own.deaths, own.public.host, rules.restarts)
+        if why:
+            return change(own, now, FAILED, why="%s (%s)" % (why, own_failure) if own_failure else why)
+    else:
+        own = own._replace(stalls=(steps, own.stalls[1] + 1 if own.stalls[0] == steps else 1))
+        if own.stalls[1] == STALLS_AT_ONE_STEP:
+            return change(own, now, FAILED, why="the run died %d times at step %d" % (STALLS_AT_ONE_STEP, steps))
     return change(own, now, IDLE, why="the rank of %s died" % own.public.host)
+
+
+def with_another(deaths: Sequence[Death], newest: Death, restarts: int) -> Tuple[Death, ...]:
+    """The deaths that still matter after another one. Those of long ago do, too, where one step kills the rank again."""
+    return (*deaths, newest)[-max(DEATHS_AT_ONE_STEP, restarts + 1) :]
+
+
+def reason_to_give_up(deaths: Sequence[Death], me: str, restarts: int) -> str:
+    """Why this host should not restart after the newest death; empty if it may.
+
+    Each host judges its own rank alone: if one step kills those of several, each of them gives up.
+    """
+    newest = deaths[-DEATHS_AT_ONE_STEP:]
+    if len(newest) == DEATHS_AT_ONE_STEP and len({death.step for death in newest}) == 1:
+        return "the rank of %s died %d times at step %d" % (me, DEATHS_AT_ONE_STEP, newest[0].step)
+    lately = [death for death in deaths if deaths[-1].when - death.when < HOUR]
+    if len(lately) > restarts:
+        return "the rank of %s died %d times within an hour, and ddp_restarts is %d" % (me, len(lately), restarts)
+    return ""
 
 
 def asked_to_end(own: OwnState, now: float, state: str, why: str) -> Tuple[OwnState, str]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping
 
 from .._contract import keeper_states as states
-from .membership import Generation, KeeperState, OwnState, change
-from .rules import Death
+from .membership import Death, Generation, KeeperState, OwnState, Received, change
 
 
 def to_remember(own: OwnState) -> Dict[str, object]:
@@ -35,9 +34,9 @@ def awake(
     left, failed = (tuple(map(str, kept[name])) for name in ("left", "failed"))
     public = KeeperState(
         host, generation=last or None, promised=int(kept["promised"]), last=last or None, steps=steps, left=left, failed=failed,
-        returned=returned or bool(kept.get("returned")),
+        returned=returned or bool(kept.get("returned")), restarted=True,
     )  # fmt: skip
-    died = [Death(float(when), int(step), bool(own)) for when, step, own in kept["deaths"]]
+    died = [Death(float(when), int(step)) for when, step in kept["deaths"]]
     return OwnState(public, since=now, deaths=tuple(died) if same_boot else ())
 
 
@@ -48,6 +47,18 @@ def slept(own: OwnState, now: float, seconds: float) -> OwnState:
     # The clock of `now` did not run meanwhile.
     earlier = tuple(death._replace(when=death.when - seconds) for death in own.deaths)
     return own.with_fields(returned=True)._replace(deaths=earlier)
+
+
+def woken(own: OwnState, received: Mapping[str, Received], since: float) -> OwnState:
+    """A keeper that was suspended until `since`: it has missed nothing if all members report that they train with it."""
+    mine, public = own.public.generation, own.public
+    if not public.returned or public.state != states.TRAINING or mine is None:
+        return own
+    others = [received.get(host) for host in mine.members if host != public.host]
+    recent = [one.public for one in others if one is not None and one.at > since]
+    trained_in = {(one.state, one.generation) for one in recent}
+    all_train = len(recent) == len(others) and trained_in == {(states.TRAINING, mine)}
+    return own.with_fields(returned=False) if all_train else own
 
 
 def forgetful(host: str, now: float, wall: float, steps: int) -> OwnState:

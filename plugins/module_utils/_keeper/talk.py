@@ -19,15 +19,20 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import ipaddress
 import json
+import os
 import queue
 import re
 import secrets
+import sys
 import threading
 import time
+import traceback
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from .._contract.document import Document
+from .._session.record import COME_BACK
 from . import membership
 from .wire import to_state, to_text
 
@@ -59,7 +64,7 @@ Link = Tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Peer:
-    """What the questions to a peer share."""
+    """A peer, with all that its questions share."""
 
     def __init__(self, keeper: KeeperAddress) -> None:
         self.keeper = keeper
@@ -105,10 +110,18 @@ class Messenger:
         self._said = (time.monotonic(), to_text(public), news_of(public))
 
     def start(self) -> None:
-        threading.Thread(target=asyncio.run, args=(self._talk(),), daemon=True).start()
+        threading.Thread(target=self._run, daemon=True).start()
 
     def close(self) -> None:
         self._over = True
+
+    def _run(self) -> None:
+        """Without this thread the keeper would be deaf and mute: its session starts it again."""
+        try:
+            asyncio.run(self._talk())
+        except Exception:  # pylint: disable=broad-except
+            traceback.print_exc(file=sys.stdout)
+            os._exit(COME_BACK)
 
     async def _talk(self) -> None:
         """Answer and ask until the end."""
@@ -125,9 +138,9 @@ class Messenger:
         """Listen for questions. At boot the host may not have its address yet, and a port that another process holds is free later."""
         while True:
             try:
-                server = await asyncio.start_server(self._serve, self.me.address, self.me.port, limit=QUESTION)
+                await asyncio.start_server(self._serve, self.me.address, self.me.port, limit=QUESTION)
                 self.silent.pop(self.me.host, None)
-                await server.serve_forever()
+                return
             except OSError as error:
                 self.silent[self.me.host] = "cannot listen: %s" % (error.strerror or error)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -135,8 +148,9 @@ class Messenger:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the questions of a connection; whatever is none ends it."""
         with contextlib.closing(writer), contextlib.suppress(Exception, asyncio.CancelledError):
-            planned = writer.get_extra_info("peername")[0] in [peer.address for peer in self.others]
-            while planned and (question := await asyncio.wait_for(reader.readline(), LATE_SECONDS)):
+            planned = [ipaddress.ip_address(peer.address) for peer in self.others]
+            is_planned = ipaddress.ip_address(writer.get_extra_info("peername")[0]) in planned
+            while is_planned and (question := await asyncio.wait_for(reader.readline(), LATE_SECONDS)):
                 writer.write(await self.answer(json.loads(question)))
                 await asyncio.wait_for(writer.drain(), LATE_SECONDS)
 

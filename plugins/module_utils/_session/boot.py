@@ -9,6 +9,7 @@ The unit runs the session's runner with the word `boot`, which repeats the last 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Optional, Tuple
 
@@ -21,6 +22,10 @@ from .record import LAUNCH, cut_short, launch_in, record_in, runner_argv
 
 SYSTEMD, NONE = "systemd", "none"
 BOOT = "boot"
+# An early version wrote a line into the crontab where there was no such systemd.
+WITHOUT_LINE = (
+    'lines=$(crontab -l) && case $lines in *"$1"*) printf "%s\\n" "$lines" | grep -vF -e "$1" | crontab -;; esac'
+)
 # tmux continues after the program has ended; at shutdown, everything in it is asked to exit.
 UNIT = "[Unit]\nDescription=Starts %s again after a reboot (nanochat.ddp)\n\n[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=%s\n"
 
@@ -34,6 +39,8 @@ class BootEntry:
         argv = [*runner_argv(run_dir), BOOT]
         # Only units of this run folder contain the last two words.
         self.in_unit = " ".join(map(_quoted, argv[-2:]))
+        # A percent sign is a newline to cron.
+        self.in_cron = " %s # nanochat.ddp " % shlex.join(argv[-2:]).replace("%", "\\%")
         self.unit_text = (UNIT % (name, " ".join(map(_quoted, argv)))).encode()
 
     def bring(self, wanted: Optional[bool], check: bool) -> Tuple[str, str, str]:
@@ -65,6 +72,7 @@ class BootEntry:
             if self.in_unit.encode() in read_bytes(str(path)):
                 for one in _unit(path.stem):
                     one.unlink(missing_ok=True)
+        bare.run(["sh", "-c", WITHOUT_LINE, "sh", self.in_cron])
 
 
 def _is_possible(user: str, dry: bool) -> bool:

@@ -140,14 +140,16 @@ class Session:
         return "\n".join(lines).encode("utf-8", "backslashreplace").decode() + "\n"
 
     def _is_ours(self, name: str) -> bool:
-        """Whether a session with this name is in tmux, and runs nothing or this folder's runner."""
-        pid = self.tmux.look(name)
-        return pid is not None and self._other(pid) is None
+        """Whether a session with this name is in tmux, and none of others."""
+        return self.tmux.look(name) is not None and not self._other(name)
 
-    def _other(self, pid: int) -> processes.Process | None:
-        """This process of a pane, if it is not this folder's runner."""
+    def _other(self, name: str) -> str:
+        """The command of a session of others with this name; empty if it is this folder's, or an ended one of ours."""
+        pid, command = self.tmux.look(name) or (0, tmux_utils.OURS)
         found = processes.process(pid) if pid else None
-        return found if found and found.argv[-1:] != (self.folder,) else None
+        if found:
+            return "" if found.argv[-1:] == (self.folder,) else found.command
+        return "" if tmux_utils.OURS in command else command
 
     def _identity(self, record: Record) -> reaper.SessionIdentity | None:
         """Identity of this session's processes; None if they are from another boot or machine."""
@@ -177,6 +179,10 @@ class Session:
         identity = self._identity(record)
         if identity is None or not (reaper.runner_alive(identity) or reaper.members(identity)):
             return
+        if identity.runner is not None and identity.runner[0] in reaper.own_line(processes.processes()):
+            raise SessionError(
+                f"session {self.name}: this command runs inside the session that it should stop; run it from outside"
+            )
         try:
             # An empty file needs no room.
             os.close(os.open(os.path.join(self.folder, "stop"), os.O_WRONLY | os.O_CREAT, 0o644))
@@ -217,10 +223,10 @@ class Session:
 
     def check_free(self) -> None:
         """The name must be free in tmux, of other people's sessions and of runs in another folder."""
-        other = self._other(self.tmux.look(self.name) or 0)
-        if other is not None:
+        other = self._other(self.name)
+        if other:
             raise SessionError(
-                f"tmux already has a session {self.name}, which is not of {self.state_dir} and runs {other.command}: "
+                f"tmux already has a session {self.name}, which is not of {self.state_dir} and runs {other}: "
                 f"end it (tmux kill-session -t '={self.name}') or choose another name"
             )
 
@@ -303,6 +309,8 @@ def spec_from(name: str, state_dir: str, options: Mapping[str, Any]) -> Spec:
         raise SessionError(
             f"session {name}: argv must begin with a program, not with {repr(argv[0]) if argv else 'nothing'}"
         )
+    if any("\0" in word for word in argv):
+        raise SessionError(f"session {name}: an argument of argv contains a NUL byte")
     return Spec(
         tuple(argv),
         os.path.abspath(options["chdir"] or state_dir),

@@ -11,11 +11,12 @@ import re
 from typing import List, Optional, Sequence, Tuple
 
 from .._contract.document import text
-from .._contract.run_folder import SESSION
+from .._contract.run_folder import SESSION, SESSION_FILES
 from .._kit import bare
 from .._kit.files import read_object
-from .record import runner_argv
+from .record import RUNNER, runner_argv
 
+OURS = os.path.join(SESSION_FILES, RUNNER)  # in the command of each session that we have started
 DYING_SERVERS = 5  # retries before this is an error
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 
@@ -38,15 +39,16 @@ class Tmux:
         self.path = bare.find("tmux") or "tmux"
         self._prefix = prefix  # starts a server outside the current login
 
-    def look(self, name: str) -> Optional[int]:
-        """The process in the session with exactly this name, 0 if it has ended; None if there is no such session."""
-        code, out, err = self._run("list-panes", "-t", f"={name}:", "-F", "#{pane_dead} #{pane_pid}")
+    def look(self, name: str) -> Optional[Tuple[int, str]]:
+        """The process in the session with exactly this name, 0 if it has ended, and its command; None if there is no such session."""
+        form = "#{pane_dead} #{pane_pid} #{pane_start_command}"
+        code, out, err = self._run("list-panes", "-t", f"={name}:", "-F", form)
         if code and "version" in err:
             raise TmuxError(f"the running tmux server does not understand {self.path}: {err.strip()}")
         if code:
             return None
-        dead, pid = [*out.split(), "", ""][:2]
-        return int(pid) if dead == "0" and pid.isdigit() else 0
+        dead, pid, command = [*out.split(" ", 2), "", "", ""][:3]
+        return int(pid) if dead == "0" and pid.isdigit() else 0, command.strip()
 
     def start(self, name: str, state_dir: str) -> None:
         """A session that runs the folder's runner without a shell, and stays readable after its end."""
@@ -99,5 +101,6 @@ def end_sessions(folders: List[str]) -> None:
     for folder in folders:
         name = text(read_object(os.path.join(folder, SESSION)), "session")
         with contextlib.suppress(TmuxError):
-            if name and tmux.look(check_name(name)) == 0:
+            pid, command = (tmux.look(check_name(name)) if name else None) or (1, "")
+            if name and not pid and OURS in command:
                 tmux.kill(name)

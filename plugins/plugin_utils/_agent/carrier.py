@@ -10,13 +10,16 @@ of module_utils, sent with what it imports through a pipe to a Python that loads
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import shlex
+import time
 import zlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from ansible import constants
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 
 from ...module_utils._contract.decode import decode
@@ -26,6 +29,8 @@ from ...module_utils._contract.validate import InvalidHostData, absolute_path
 from ...module_utils._kit import bare, host_code
 
 MARK = "nanochat-ddp-answer "
+SLEPT_SECONDS = 10.0  # clocks that differ by this much more than before
+Answer = TypeVar("Answer")
 # How the keys of a result begin that Ansible itself or our display obeys or prints, whatever the version: only the controller may set them.
 ORDERS = ("add_host", "add_group", "ansible_", "_ansible", "invocation", "show", "terminal", "over")
 
@@ -82,7 +87,11 @@ class Call(NamedTuple):
         return {**({} if {"run_dir", "base_dir"} & set(params) else self.which_run()), **params}
 
     def ask(self, verb: str, **params: Any) -> dict[str, Any]:
-        """The host's answer to a verb of its own."""
+        """The host's answer to a verb of its own; asked once more if the connection broke while this machine slept."""
+        return across_sleep(self.action, lambda: self.ask_once(verb, **params))
+
+    def ask_once(self, verb: str, **params: Any) -> dict[str, Any]:
+        """The same over a connection that works."""
         return piped(self.action, program(self, verb, params), self.variables)
 
 
@@ -167,3 +176,24 @@ def decoded(answer: Mapping[str, Any], documents: Mapping[str, Any], host: objec
         return {**answer, **{name: decode(kind, answer.get(name)) for name, kind in documents.items()}}
     except InvalidHostData as why:
         return {"changed": False, "failed": True, "msg": f"{host} sent an invalid answer: {why}"}
+
+
+def drop_connection(action: ActionBase) -> None:
+    """Drop the connection, so that the next question opens another."""
+    action._connection.close()
+    with contextlib.suppress(AnsibleError, OSError):
+        # A persistent connection would seem to work however long the host is frozen.
+        action._connection.reset()
+
+
+def across_sleep(action: ActionBase, ask: Callable[[], Answer]) -> Answer:
+    """The answer; asked for once more if the connection broke while this machine slept."""
+    before = time.time() - time.monotonic()
+    try:
+        return ask()
+    except AnsibleConnectionFailure:
+        # Only the monotonic clock stops during sleep.
+        if time.time() - time.monotonic() - before < SLEPT_SECONDS:
+            raise
+        drop_connection(action)
+        return ask()

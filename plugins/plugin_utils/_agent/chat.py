@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.module_utils.common.text.converters import to_text
+from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ...module_utils._contract.document import items
@@ -17,10 +19,12 @@ from ...module_utils._contract.validate import InvalidHostData, absolute_path
 from ...module_utils._kit.printable import printable
 from ...module_utils._run.state import RunState
 from .._configuration import display_is_ours
-from .._runs import command_on, is_local, newest_model
+from .._runs import newest_model
 from .carrier import Call, decoded
 
 display = Display()
+LOCAL = ("local", "ansible.builtin.local")
+SSH = ("ssh", "ansible.builtin.ssh")
 
 
 def run_models(call: Call, run: str, stage: str) -> dict[str, Any]:
@@ -58,14 +62,14 @@ def choose_model(call: Call, found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def program_of(model: Mapping[str, Any], flags: Mapping[str, Any], asks: bool = False) -> list[str]:
-    """The program that chats, or (asks) answers a prompt on stdin. Login shells may be csh or fish: only sh sees more than plain words."""
+def remote_command(model: Mapping[str, Any], flags: Mapping[str, Any], asks: bool = False) -> str:
+    """The command for the host's login shell, which may be csh or fish: only sh sees more than plain words, or (asks) a prompt on stdin."""
     names = {"NANOCHAT_BASE_DIR": model["run_dir"], "PYTHONPATH": model["trainer_dir"], "CUDA_VISIBLE_DEVICES": ""}
     environment = ["env", *(f"{name}={value}" for name, value in names.items())]
     given = [f"--{name}={value}" for name, value in flags.items() if value not in (None, "")]
-    script = 'cd "$0" && exec "$@"' + (' --prompt="$(cat)"' if asks else "")
     words = [model["trainer_dir"], *environment, model["python"], "-m", "scripts.chat_cli", *given]
-    return ["/bin/sh", "-c", script, *words]
+    prompt = ' --prompt="$(cat)"' if asks else ""
+    return f'exec /bin/sh -c \'cd "$0" && exec "$@"{prompt}\' {shlex.join(words)}'
 
 
 def chat(call: Call, model: Mapping[str, Any], flags: Mapping[str, Any], prompt: Any) -> dict[str, Any]:
@@ -74,18 +78,35 @@ def chat(call: Call, model: Mapping[str, Any], flags: Mapping[str, Any], prompt:
     Then our display runs the command (`terminal`) when the playbook has ended, and filters what comes from another machine (`remote`).
     """
     if prompt:
-        return {} if call.check else answer_to(call, str(prompt), program_of(model, flags, asks=True))
-    known = call.variables["hostvars"][call.host]
-    line = command_on(call.host, known, program_of(model, flags), terminal=True)
+        return {} if call.check else answer_to(call, str(prompt), remote_command(model, flags, asks=True))
+    argv = argv_of(call.action, remote_command(model, flags))
+    line = shlex.join(argv)
     if not display_is_ours():
         display.display(printable(f"Run this to chat with the model:\n{line}"))
-    return {"terminal": shlex.split(line), "remote": not is_local(known), "line": line}
+    return {"terminal": argv, "remote": call.action._connection.ansible_name in SSH, "line": line}
 
 
-def answer_to(call: Call, prompt: str, program: Sequence[str]) -> dict[str, Any]:
+def answer_to(call: Call, prompt: str, command: str) -> dict[str, Any]:
     """The answer of the model."""
-    told = call.action._low_level_execute_command(shlex.join(program), in_data=prompt.encode())
+    told = call.action._low_level_execute_command(command, in_data=prompt.encode())
     if told["rc"]:
         why = (told["stderr"] or told["stdout"]).strip().splitlines()[-1:] or ["it says nothing"]
         raise AnsibleActionFail(f"{call.host}: the model could not be asked: {why[0]}")
     return {"show": told["stdout"]}
+
+
+def argv_of(action: ActionBase, command: str) -> list[str]:
+    """The command as the controller starts it: through the host's own connection if that is ssh."""
+    connection = action._connection
+    kind = connection.ansible_name
+    if kind in LOCAL:
+        return ["/bin/sh", "-c", command]
+    if kind not in SSH:
+        raise AnsibleError(f"A prompt needs ssh, but this host is reached by {kind}; run there: {command}")
+    # Ansible's own way of calling ssh uses the connection that is open, and asks for no password again. The task's
+    # password would be passed through a pipe that ends with this task; a person can type it.
+    connection.host = connection.get_option("host")
+    connection.set_option("password", None)
+    action._play_context.password = None
+    words = connection._build_command(connection.get_option("ssh_executable"), "ssh", "-tt", connection.host, command)
+    return [to_text(word) for word in words]

@@ -19,7 +19,7 @@ from ...module_utils._run.collected import ReportError, host_folder
 from ...module_utils._run.files import PATTERNS, SMALL, RunFile, matches, stamped, step_of
 from ...module_utils._run.report import make_report
 from .._runs import newest_model, why_no_answer
-from .carrier import Call, decoded
+from .carrier import Call, across_sleep, decoded
 
 # Where checkpoints of trainings go that a host has set aside.
 EARLIER = "earlier"
@@ -47,7 +47,7 @@ def fetch(call: Call, run_dir: str, one: RunFile, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     beside = place.with_name(f"{place.name}.new-{os.getpid()}")
     try:
-        call.action._connection.fetch_file(f"{run_dir}/{one['path']}", str(beside))
+        across_sleep(call.action, lambda: call.action._connection.fetch_file(f"{run_dir}/{one['path']}", str(beside)))
         # The others may have been written meanwhile.
         if beside.stat().st_size != one["size"] and not matches(one["path"], SMALL):
             raise CopyError(f"{one['path']} came with {beside.stat().st_size} of {one['size']} bytes")

@@ -71,6 +71,8 @@ def judge_reset(call: Call) -> Answer:
     why = ""
     if asked not in ("", "run", "all"):
         why = f'ddp_purge is "{asked}"; it must be run (the run\'s folder goes too) or all ({everything})'
+    elif "purge" in known:
+        why = f"There is no variable purge; what reset removes is said by ddp_purge: {how}"
     elif asked == "run" and not known.get("ddp_run"):
         why = f"ddp_purge=run removes the folder of a run, so its name has to be said: {how}"
     return {"failed": True, "msg": f"{why}."} if why else {}

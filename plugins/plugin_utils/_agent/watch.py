@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.errors import AnsibleConnectionFailure
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.utils.display import Display
 
@@ -26,7 +28,7 @@ from .. import _configuration
 from .._display.progress import Ledger, WatchEntry, is_due, ledger_of, run_line, seen_by
 from .._display.terminal import width
 from .._runs import seen_of
-from .carrier import Call, decoded
+from .carrier import Call, decoded, drop_connection
 
 display = Display()
 
@@ -40,8 +42,8 @@ TROUBLE = {CRASHED, STALLED, ORPHANED}
 def run_watch(call: Call, **options: Any) -> dict[str, Any]:
     """Poll a host's share of a run until watching it is over, and tell of its progress.
 
-    plan: the run's. first_step: watching ends with it. patience: how many times the usual time without progress or CPU use a run gets
-    before it counts as stalled.
+    plan: the run's; is_ours: whether this play started it. first_step: watching ends with it. patience: how many times the usual time
+    without progress or CPU use a run gets before it counts as stalled.
     """
     watch = Watch(call, options)
     seen = watch.poll_and_judge()
@@ -77,6 +79,9 @@ class Watch:
 
     def poll_and_judge(self) -> dict[str, Any]:
         """Poll the host, and decide whether watching it is over."""
+        if abandoned():
+            why = "The playbook run that asked is gone, so nobody waits for this."
+            return {"failed": True, "over": True, "msg": why}
         entry = self.ledger.read(self.host) or {"begun": time.monotonic()}
         problem = self.poll(entry)
         if problem:
@@ -107,7 +112,8 @@ class Watch:
     def poll(self, entry: WatchEntry) -> dict[str, Any] | None:
         """Update the entry from the host; returns a failed result if polling is impossible."""
         known = entry.get("run")
-        node = next(one for one in self.options["plan"]["nodes"] if one["host"] == self.host)
+        plan = self.options["plan"]
+        node = next(one for one in plan["nodes"] if one["host"] == self.host)
         arguments = {"run_dir": node["run_dir"], "rank": node.get("rank"), "lines": 5}
         if known:
             pause = intervals(time.monotonic() - entry["begun"], self.options["first_step"])
@@ -121,6 +127,12 @@ class Watch:
         if seen.get("failed"):
             return seen
         now, run = time.monotonic(), cast(RunState, seen["run"])
+        if self.options["is_ours"] and run["plan_digest"] not in (None, plan["digest"]):
+            # If two train.yml start at once, the later one's run wins; the earlier play must not report it as its own.
+            other = f"goes by another plan now ({run['plan_digest']}; this play's is {plan['digest']})"
+            again = "Play one at a time: train.yml with the settings that you want starts it again"
+            why = f"{self.host}: the run {plan['run']} {other}: another train.yml started it meanwhile. {again}."
+            return {"failed": True, "msg": why}
         entry.update({"run": run, "seen": now})
         entry.pop("silent_since", None)
         if without_cpu(run) == 0:
@@ -135,12 +147,9 @@ class Watch:
         """The host's answer; None, after a pause, if it is unreachable."""
         try:
             with answered_within(arguments.get("wait")):
-                return decoded(self.call.ask("run_info", **arguments), {"run": RunState}, self.host)
+                return decoded(self.call.ask_once("run_info", **arguments), {"run": RunState}, self.host)
         except AnsibleConnectionFailure:
-            self.call.action._connection.close()
-            with contextlib.suppress(AnsibleError, OSError):
-                # A persistent connection would seem to work however long the host is frozen.
-                self.call.action._connection.reset()
+            drop_connection(self.call.action)
             time.sleep(RETRY_SECONDS)
             return None
 
@@ -180,3 +189,9 @@ def answered_within(wait: Mapping[str, Any] | None) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def abandoned() -> bool:
+    """Whether the process that started this one is gone without ending it: a killed playbook run."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and os.getppid() != parent.pid

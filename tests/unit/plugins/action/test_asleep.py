@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller sleeps for an hour in the middle of a watch: its monotonic clock stops, the time of day does not."""
+"""The controller sleeps for an hour in the middle of a task: its monotonic clock stops, the time of day does not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.awake, self.slept = 1000.0, 1.7e9
         clocks = SimpleNamespace(time=lambda: self.awake + self.slept, monotonic=lambda: self.awake, sleep=self.work)
-        monkeypatch.setattr(watching, "time", clocks)
+        for module in (watching, carrier):
+            monkeypatch.setattr(module, "time", clocks)
 
     def work(self, seconds: float) -> None:
         self.awake += seconds
@@ -46,14 +47,18 @@ def machine(monkeypatch):
 
 
 class Connection:
-    """A connection that may break."""
+    """A connection that may break, and how often it was made again."""
 
     has_pipelining = True
 
-    def close(self) -> None:
-        pass
+    def __init__(self) -> None:
+        self.dropped = 0
 
-    reset = close
+    def close(self) -> None:
+        self.dropped += 1
+
+    def reset(self) -> None:
+        pass
 
 
 def made(arguments: dict[str, Any], execute: Any) -> Any:
@@ -68,7 +73,7 @@ def made(arguments: dict[str, Any], execute: Any) -> Any:
 def watch(machine, monkeypatch, tmp_path):
     """`watch(host, execute)`: one poll of a host and its verdict."""
     plan = {"nodes": NODES, "timeout_seconds": 300.0}
-    options = {"plan": plan, "first_step": False, "patience": 1}
+    options = {"plan": plan, "is_ours": False, "first_step": False, "patience": 1}
 
     def poll(host: str, execute: Any) -> dict[str, Any]:
         call = Call(made({}, execute), {"inventory_hostname": host})
@@ -111,3 +116,39 @@ def test_an_hour_of_silence_while_it_is_awake_is_the_hosts(machine, watch):
     machine.work(HOUR)
     told = both(broken)[1]
     assert (told["over"], told["verdict"]) == (True, "lost")
+
+
+VERBS = [
+    ({"verb": "run_info", "run_dir": "/runs/d4"}, training(3)),
+    ({"verb": "run_folder", "path": "/runs/d4", "plan": {}}, {"changed": True}),
+    (
+        {"verb": "run_files", "run_dir": "/runs/d4", "dest": "DEST", "found": {"node1": training(3)}},
+        {"run": "d4", "run_dir": "/runs/d4", "files": []},
+    ),
+]
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+@pytest.mark.parametrize(("arguments", "answer"), VERBS, ids=lambda one: one.get("verb", ""))
+def test_a_step_whose_connection_broke_meanwhile_asks_once_more(machine, tmp_path, arguments, answer, sleeps):
+    asked = []
+
+    def execute() -> Any:
+        asked.append(1)
+        if len(asked) == 1:
+            machine.work(30)
+            if sleeps:
+                machine.sleep()
+            broken()
+        return answer
+
+    given = {name: str(tmp_path) if value == "DEST" else value for name, value in arguments.items()}
+    action = made(given, execute)
+    if sleeps:
+        result = action.run(task_vars={"inventory_hostname": "node1"})
+        assert not result.get("failed"), result
+        assert (len(asked), action._connection.dropped) == (2, 1)
+    else:
+        with pytest.raises(AnsibleConnectionFailure):
+            action.run(task_vars={"inventory_hostname": "node1"})
+        assert len(asked) == 1

@@ -15,40 +15,42 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.playbook.play_context import PlayContext
+from ansible.plugins.loader import connection_loader
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _handover
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import chat
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import Call
 
 MODEL = {"run_dir": "/srv/my runs/d4", "trainer_dir": "/srv/trainer", "python": "/srv/venv/bin/python"}
+SSH = {"host": "192.168.1.11", "remote_user": "xiaoxin", "port": 2222, "password": "secret"}
 
 
-def talk(monkeypatch: pytest.MonkeyPatch, **known: Any) -> dict[str, Any]:
+def talk(monkeypatch: pytest.MonkeyPatch, connection: str, **options: Any) -> dict[str, Any]:
     monkeypatch.setattr(chat, "display_is_ours", lambda: True)
-    action: Any = SimpleNamespace(_task=SimpleNamespace(check_mode=False, delegate_to="laptop"))
-    call = Call(action, {"hostvars": {"laptop": known}})
-    return chat.chat(call, model=MODEL, prompt="", flags={"seed": 3, "step": ""})
+    context = PlayContext()
+    context.remote_addr = "laptop"
+    made = connection_loader.get(connection, context, os.devnull)
+    made.set_options(direct={**SSH, **options} if connection == "ssh" else None)
+    action: Any = SimpleNamespace(_connection=made, _play_context=context, _task=SimpleNamespace(check_mode=False))
+    return chat.chat(Call(action, {}), model=MODEL, prompt="", flags={"seed": 3, "step": ""})
 
 
-def test_over_ssh_with_the_hosts_own_options(monkeypatch):
-    known = {
-        "ansible_host": "192.168.1.11",
-        "ansible_user": "xiaoxin",
-        "ansible_port": 2222,
-        "ansible_password": "secret",
-    }
-    result = talk(monkeypatch, **known, ansible_ssh_extra_args="-o ServerAliveInterval=7")
+def test_over_ssh_with_the_connections_own_options(monkeypatch):
+    result = talk(monkeypatch, "ssh", ssh_extra_args="-o ServerAliveInterval=7")
     argv = result["terminal"]
-    assert argv[:-1] == ["ssh", "-tt", "-p", "2222", "-o", "ServerAliveInterval=7", "xiaoxin@192.168.1.11"]
-    assert shlex.split(argv[-1])[-1] == "--seed=3"
+    assert argv[0] == "ssh" and argv[-3:-1] == ["-tt", "192.168.1.11"]
+    assert "ServerAliveInterval=7" in argv and "Port=2222" in argv and 'User="xiaoxin"' in argv
     assert shlex.split(result["line"]) == argv and result["remote"]
-    assert "secret" not in result["line"]
+    assert "secret" not in result["line"] and "sshpass" not in result["line"]
 
 
-def test_on_the_controller(monkeypatch):
-    result = talk(monkeypatch, ansible_connection="local")
-    assert result["terminal"][:2] == ["/bin/sh", "-c"] and not result["remote"]
+def test_on_the_controller_and_where_neither_leads(monkeypatch):
+    assert talk(monkeypatch, "local")["terminal"][:2] == ["/bin/sh", "-c"]
+    made: Any = SimpleNamespace(_connection=SimpleNamespace(ansible_name="containers.podman.podman"))
+    with pytest.raises(AnsibleError, match=r"reached by containers\.podman\.podman; run there: exec"):
+        chat.argv_of(made, "exec /bin/sh")
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "tcsh", "fish"])
@@ -60,7 +62,7 @@ def test_any_login_shell_starts_the_program_in_its_folder_with_its_environment(t
     )
     program.chmod(0o755)
     model = {**MODEL, "trainer_dir": str(tmp_path), "python": str(program)}
-    line = shlex.join(chat.program_of(model, {"seed": 3, "step": ""}, asks=True))
+    line = chat.remote_command(model, {"seed": 3, "step": ""}, asks=True)
     done = subprocess.run([shell, "-c", line], input="it's {{ 1 }}\n?", capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
         *(str(tmp_path), "/srv/my runs/d4", str(tmp_path), "[]"),

@@ -14,19 +14,23 @@ from ansible_collections.nanochat.ddp.tests.integration.test_tmux_session import
 
 __all__ = ["jobs", "server"]
 NAME = "nanochat-d4-rank0"
+FOREIGN = "0 4 * * * backup\n"
 
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """A home and stand-ins for systemctl and loginctl; `host(SCRIPT=...)` says what they do."""
+    """A home and stand-ins for systemctl, loginctl and crontab; `host(SCRIPT=...)` says what they do."""
     tools, home = tmp_path / "bin", tmp_path / "home"
     for folder in (tools, home):
         folder.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    table = tmp_path / "crontab"
+    table.write_text(FOREIGN)
+    crontab = f'case "$1" in -l) cat {table};; *) cat >{table}.new; mv {table}.new {table};; esac'
 
     def set_up(**given):
-        for name, script in {"systemctl": "exit 0", "loginctl": "exit 0", **given}.items():
+        for name, script in {"systemctl": "exit 0", "loginctl": "exit 0", "crontab": crontab, **given}.items():
             (tools / name).write_text(f"#!/bin/sh\n{script}\n")
             (tools / name).chmod(0o755)
         return tmp_path
@@ -64,6 +68,7 @@ def test_a_unit_of_the_users_systemd_where_the_user_may_linger(session, host):
         assert session(name)["at_boot"] == "systemd"
     assert [path.name for path in unit.parent.glob("*.service")] == ["nanochat-d4-rank1.service"]
     assert session("nanochat-d4-rank1", state="absent")["changed"] and not list(unit.parent.rglob("*.service"))
+    assert (folder / "crontab").read_text() == FOREIGN
 
 
 @pytest.mark.parametrize("refuses", ["systemctl", "loginctl"])
@@ -74,6 +79,18 @@ def test_where_no_unit_can_start_one_sentence_says_what_to_do_and_the_run_goes_o
     (warning,) = warnings
     assert "systemd starts no programs of" in warning
     assert "loginctl enable-linger" in warning and "nanochat.ddp.join" in warning
+
+
+@pytest.mark.parametrize("wish", [{"at_boot": False}, {"at_boot": True}, {"state": "absent"}])
+def test_a_line_that_an_earlier_version_wrote_goes_and_the_rest_of_the_crontab_stays(wish, session, host):
+    folder = host()
+    lines = [
+        f"@reboot /usr/bin/python3 -B {base}/.session/runner.py {base}/.session boot # nanochat.ddp {NAME}\n"
+        for base in (folder / NAME, "/elsewhere")
+    ]
+    (folder / "crontab").write_text("".join([FOREIGN, *lines]))
+    session(**wish)
+    assert (folder / "crontab").read_text() == FOREIGN + lines[1]
 
 
 HERE = {"boot_id": boot.processes.boot_id(), "pid": os.getpid()}

@@ -17,7 +17,7 @@ import signal
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import wire
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rules import Rules, may_train
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Rules, may_train
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import Cause
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.simulated_host import (
     END_SECONDS,

@@ -11,6 +11,7 @@ import json
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk, wire
@@ -133,6 +134,13 @@ def test_an_address_that_is_not_planned_is_not_answered(talks):
         assert stranger.recv(1) == b""
         assert time.monotonic() - begun < talk.LATE_SECONDS
         assert fetched(laptop, desktop.me).host == "desktop"
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+def test_a_planned_address_may_be_written_in_another_way(talks):
+    desktop, laptop = talks(address="0:0:0::1")
+    desktop.start()
+    assert until_answered(laptop, desktop.me).host == "desktop"
 
 
 def test_a_port_that_is_taken_is_waited_for_and_why_a_peer_is_not_heard_is_told_until_it_is(talks, monkeypatch):
