@@ -189,8 +189,7 @@ class Runner:
 
     def _start(self, output: Output) -> None:
         self.code = None
-        given = self.given
-        exposed = exposed_start(self.run_dir, given["argv"], given["chdir"], given["env_file"])
+        exposed = exposed_start(self.run_dir, self.given)
         if exposed:
             output.log_line(f"{self.launch['session']} is not started: {exposed}")
             self.code = REFUSED

@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 import uuid
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping
 
 from .._contract.run_folder import SESSION, SESSION_FILES
 from .._kit import bare, host_code, processes
@@ -29,6 +29,7 @@ from .record import (
     SCRIPT,
     Launch,
     Record,
+    Spec,
     StartArguments,
     exposed_start,
     launch_in,
@@ -71,16 +72,6 @@ class SessionError(Exception):
 
 
 ERRORS = (Busy, SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError, ValueError)
-
-
-class Spec(NamedTuple):
-    """The job of a session."""
-
-    argv: tuple[str, ...]
-    chdir: str
-    env_file: str | None
-    log: str
-    revive: bool = False
 
 
 class Session:
@@ -162,12 +153,12 @@ class Session:
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
-    def start(self, spec: Spec, stop_timeout: float) -> None:
+    def start(self, spec: Spec, revive: bool, stop_timeout: float) -> None:
         """Write the files and start; the session must be startable and not running."""
         self._clear_tmux()
         identifier = uuid.uuid4().hex
         try:
-            self._prepare(spec, identifier, stop_timeout)
+            self._prepare(spec, identifier, revive, stop_timeout)
         except OSError as error:
             raise SessionError(f"session {self.name}: cannot write {error.filename}: {error.strerror}") from error
         self.tmux.start(self.name, self.state_dir)
@@ -240,23 +231,23 @@ class Session:
     def check_startable(self, spec: Spec) -> None:
         """Requirements of a start, checked before anything running is stopped for it."""
         self.check_free()
-        program = spec.argv[0]
-        if spec.env_file and not os.path.isfile(spec.env_file):
+        program = spec["argv"][0]
+        if spec["env_file"] and not os.path.isfile(spec["env_file"]):
             raise SessionError(
-                f"session {self.name}: its environment file {spec.env_file} does not exist; write it first"
+                f"session {self.name}: its environment file {spec['env_file']} does not exist; write it first"
             )
-        if not os.path.isdir(spec.chdir):
-            raise SessionError(f"session {self.name}: its folder {spec.chdir} does not exist; create it first")
-        if "/" in program and not os.access(os.path.join(spec.chdir, program), os.X_OK):
+        if not os.path.isdir(spec["chdir"]):
+            raise SessionError(f"session {self.name}: its folder {spec['chdir']} does not exist; create it first")
+        if "/" in program and not os.access(os.path.join(spec["chdir"], program), os.X_OK):
             raise SessionError(f"session {self.name}: {program} does not exist or cannot be executed")
-        exposed = exposed_start(self.state_dir, spec.argv, spec.chdir, spec.env_file)
+        exposed = exposed_start(self.state_dir, spec)
         if exposed:
             raise SessionError(f"session {self.name} is not started: {exposed}")
 
-    def _prepare(self, spec: Spec, identifier: str, stop_timeout: float) -> None:
+    def _prepare(self, spec: Spec, identifier: str, revive: bool, stop_timeout: float) -> None:
         """Write the runner's files; remove leftovers of an earlier session."""
         os.makedirs(self.folder, exist_ok=True)
-        os.makedirs(os.path.dirname(spec.log), exist_ok=True)
+        os.makedirs(os.path.dirname(spec["log"]), exist_ok=True)
         for stale in (self.record, os.path.join(self.folder, "stop")):
             if os.path.lexists(stale):
                 os.unlink(stale)
@@ -268,7 +259,7 @@ class Session:
             "boot_id": processes.boot_id(),
             "session": self.name,
             "stop_timeout": stop_timeout,
-            "revive": spec.revive,
+            "revive": revive,
             "given": _given(spec, identifier),
         }
         write_json_when_full(os.path.join(self.folder, LAUNCH), launch, 0o600)
@@ -294,11 +285,11 @@ def script(name: str, spec: Spec) -> bytes:
     lines = [
         "#!/bin/sh",
         f"# What the tmux session {name} runs; by hand: sh run.sh",
-        f"cd {shlex.quote(spec.chdir)} || exit 1",
+        f"cd {shlex.quote(spec['chdir'])} || exit 1",
     ]
-    if spec.env_file:
-        lines += ["set -a", f". {shlex.quote(spec.env_file)} || exit 1", "set +a"]
-    lines.append("exec " + " \\\n  ".join(map(shlex.quote, spec.argv)))
+    if spec["env_file"]:
+        lines += ["set -a", f". {shlex.quote(spec['env_file'])} || exit 1", "set +a"]
+    lines.append("exec " + " \\\n  ".join(map(shlex.quote, spec["argv"])))
     return os.fsencode("\n".join(lines) + "\n")
 
 
@@ -311,24 +302,23 @@ def spec_from(name: str, state_dir: str, options: Mapping[str, Any]) -> Spec:
         )
     if any("\0" in word for word in argv):
         raise SessionError(f"session {name}: an argument of argv contains a NUL byte")
-    return Spec(
-        tuple(argv),
-        os.path.abspath(options["chdir"] or state_dir),
-        os.path.abspath(env_file) if env_file else None,
-        os.path.abspath(options["log"] or os.path.join(state_dir, "log", f"{name}.log")),
-        options["revive"],
-    )
+    return {
+        "argv": list(argv),
+        "chdir": os.path.abspath(options["chdir"] or state_dir),
+        "env_file": os.path.abspath(env_file) if env_file else None,
+        "log": os.path.abspath(options["log"] or os.path.join(state_dir, "log", f"{name}.log")),
+    }
 
 
 def _given(spec: Spec, salt: str) -> StartArguments:
     """Arguments of a start, with salted digests instead of environment values."""
-    data = (env_file_utils.read(spec.env_file) if spec.env_file else b"") or b""
+    data = (env_file_utils.read(spec["env_file"]) if spec["env_file"] else b"") or b""
     env = env_file_utils.parse(data)
     values = {"(the whole file)": data} if env is None else {name: os.fsencode(text) for name, text in env.items()}
     digests = {
         name: hashlib.sha256(f"{salt} {name} ".encode() + value).hexdigest()[:8] for name, value in values.items()
     }
-    return {"argv": list(spec.argv), "chdir": spec.chdir, "env_file": spec.env_file, "log": spec.log, "env": digests}
+    return {**spec, "env": digests}
 
 
 def _end_runner(pid: int, start: int) -> dict[int, processes.Process]:
@@ -361,16 +351,16 @@ def decide(session: Session, params: Mapping[str, Any], spec: Spec | None) -> st
     return "stop" if running or session.left_over() else "none"
 
 
-def carry_out(session: Session, action: str, spec: Spec | None, timeout: int) -> None:
+def carry_out(session: Session, action: str, spec: Spec | None, params: Mapping[str, Any]) -> None:
     """Do it. Before a start, the remains of an earlier session are ended."""
     if spec is not None:
         # Do not stop what could not be restarted.
         session.check_startable(spec)
-    session.stop(timeout)
+    session.stop(params["stop_timeout"])
     if action == "remove":
         session.remove()
     elif spec is not None:
-        session.start(spec, timeout)
+        session.start(spec, params["revive"], params["stop_timeout"])
 
 
 def difference(session: Session, action: str, spec: Spec | None) -> dict[str, str]:
@@ -411,7 +401,7 @@ def tmux_session(check: bool = False, **given: Any) -> dict[str, Any]:
         action = decide(session, params, spec)
         diff = difference(session, action, spec)
         if action != "none" and not check:
-            carry_out(session, action, spec, params["stop_timeout"])
+            carry_out(session, action, spec, params)
         entry = boot.BootEntry(session.name, session.state_dir)
         wanted = False if params["state"] == "absent" else params["at_boot"] if spec else None
         before, after, missing = entry.bring(wanted, check)
