@@ -36,7 +36,7 @@ def awake(
         host, generation=last or None, promised=int(kept["promised"]), last=last or None, steps=steps, left=left, failed=failed,
         returned=returned or bool(kept.get("returned")), restarted=True,
     )  # fmt: skip
-    died = [Death(float(when), int(step)) for when, step in kept["deaths"]]
+    died = [Death(float(when), int(step)) for when, step, *dummy in kept["deaths"]]
     return OwnState(public, since=now, deaths=tuple(died) if same_boot else ())
 
 

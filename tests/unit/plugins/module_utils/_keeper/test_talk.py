@@ -256,21 +256,3 @@ def test_late_answers_are_not_waited_for_and_do_not_follow_later_ones(talks):
     steps = [laptop.received.get(timeout=PATIENCE).steps for dummy in range(20)]
     assert steps == sorted(steps)
     assert steps[0] >= 4
-
-
-def test_connections_are_used_again_until_the_peer_closes_them(talks):
-    desktop, laptop = talks()
-    desktop.start()
-    until_answered(laptop, desktop.me)
-
-    async def places():
-        peer, found = talk.Peer(desktop.me), []
-        for closes in (False, True, False):
-            await laptop.fetch(peer)
-            found.append(peer.links[0][1].get_extra_info("sockname"))
-            if closes:
-                peer.links[0][0].feed_eof()
-        return found
-
-    first, second, third = asyncio.run(places())
-    assert first == second != third
