@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ..module_utils._kit.printable import printable
 from ..plugin_utils._agent import verbs
-from ..plugin_utils._agent.carrier import Call, drop_connection
+from ..plugin_utils._agent.carrier import Call
 
 display = Display()
 
@@ -31,10 +30,3 @@ class ActionModule(ActionBase):
         if answer.get("show") and not answer.get("failed"):
             display.display(printable(answer["show"]))
         return {**result, "changed": False, **answer}
-
-    def cleanup(self, force: bool = False) -> None:
-        """The connection may break here too, after the answer."""
-        try:
-            super().cleanup(force)
-        except AnsibleConnectionFailure:
-            drop_connection(self)

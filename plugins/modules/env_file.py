@@ -76,22 +76,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-path:
-  description: The file.
-  returned: always
-  type: str
-  sample: /mnt/data/nanochat/runs/d4/env
-names:
-  description: Names of the variables in the file, sorted. Empty when O(state=absent).
-  returned: always
-  type: list
-  elements: str
-  sample: [GLOO_SOCKET_IFNAME, OMP_NUM_THREADS]
-mode:
-  description: The file's mode as octal digits.
-  returned: always
-  type: str
-  sample: '0600'
+# Nothing besides what all modules return.
 """
 
 from typing import Any, Mapping

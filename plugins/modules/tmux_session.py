@@ -124,7 +124,7 @@ EXAMPLES = r"""
 RETURN = r"""
 session:
   description:
-    - The content of C(session.json), and RV(session.state). In check mode as it is now.
+    - The content of C(session.json), with these and further values, and RV(session.state). In check mode as it is now.
     - Of a session that is not there, only the state is returned.
   returned: always
   type: dict
@@ -132,27 +132,8 @@ session:
     state:
       description: V(absent), V(running), V(finished), or V(gone) if it disappeared without an exit status, as after a restart of the host.
       type: str
-    id:
-      description: The value of E(NANOCHAT_DDP_SESSION) of all its processes.
-      type: str
-    session:
-      description: The session's name.
-      type: str
-    argv:
-      description: The program and its arguments.
-      type: list
-      elements: str
-    boot_id:
-      description: The boot of the host in which it was started.
-      type: str
     pid:
       description: The process inside the pane.
-      type: int
-    pid_start:
-      description: When that process started, in clock ticks after the boot.
-      type: int
-    child_pid:
-      description: The program's process.
       type: int
     log:
       description: The file with its output.
@@ -178,9 +159,6 @@ session:
     revived:
       description: How often the program has died and was started again (O(revive)).
       type: int
-    died:
-      description: When it died last, in seconds since 1970, V(null) if it did not.
-      type: float
     died_of:
       description: What it died of last, as V(signal 9) or V(code 75).
       type: str
@@ -201,7 +179,7 @@ at_boot:
 
 
 from ..module_utils._kit.module import ansible_module
-from ..module_utils._session.wanted import ERRORS, NEEDED, OPTIONS, tmux_session
+from ..module_utils._session.session import ERRORS, NEEDED, OPTIONS, tmux_session
 
 
 def main() -> None:

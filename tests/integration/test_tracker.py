@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tracker
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.wanted import tmux_session
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import tmux_session
 from ansible_collections.nanochat.ddp.tests.integration.local import free_port, until
 
 pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")

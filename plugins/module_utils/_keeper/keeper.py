@@ -31,7 +31,6 @@ from .._probe.usage import UsageMeter
 from .._session.record import COME_BACK
 from . import membership, memory, presence, talk
 from .rank import LocalRank
-from .rules import Rules, wanted
 
 TICK = 0.2
 LINGER = 3.0  # for this long others can ask how it ended
@@ -39,11 +38,11 @@ READ_SECONDS = 1.0  # between two checks of how the machine is used
 MACHINE = "NANOCHAT_MACHINE"  # a folder that replaces /, for tests that simulate a laptop
 
 
-def rules_of(plan: Plan) -> Rules:
+def rules_of(plan: Plan) -> membership.Rules:
     """The rules of a plan."""
     keeper = plan["keeper"]
     hosts = tuple(node["host"] for node in plan["nodes"])
-    return Rules(
+    return membership.Rules(
         hosts, keeper["min_hosts"], keeper["grace_seconds"], float(plan["timeout_seconds"]), keeper["restarts"]
     )
 
@@ -209,8 +208,8 @@ class Keeper:
             self.code = int(ended == states.FAILED)
             self._note_apart_since()
             error = self.rank.lasting_error() if self.code else ""
-            by_itself, failure = self.rank.by_itself(), self.rank.failure() if self.code else ""
-            self.own = membership.rank_ended(self.own, now, self.rank.steps(), ended, error, by_itself, failure)
+            failure, steps = self.rank.own_failure() if self.code else None, self.rank.steps()
+            self.own = membership.rank_ended(self.rules, self.own, now, steps, ended, error, failure)
         elif self.rank.stuck:
             pids = ", ".join(map(str, self.rank.stuck))
             why = "the rank of %s (pid %s) cannot be killed: it hangs in the kernel" % (self.host, pids)
@@ -224,7 +223,7 @@ class Keeper:
         mine = self.own.public.generation
         if mine is None:
             return
-        if set(mine.members) >= set(wanted(self.rules, self.own.public.left)):
+        if set(mine.members) >= set(membership.wanted(self.rules, self.own.public.left)):
             self.since = None
         elif self.since is None:
             self.since = self.rank.resumed_from
@@ -365,7 +364,6 @@ def main(run_dir: str) -> None:
     try:
         code = Keeper(run_dir).run()
     except OSError as error:
-        # for example an address that the host does not have yet
         sys.stdout.write("keeper: ended (%s)\n" % error)
         code = COME_BACK
     except Exception:  # pylint: disable=broad-except

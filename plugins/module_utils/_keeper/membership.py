@@ -33,10 +33,26 @@ from .._contract.keeper_states import (
     STUCK,
     TRAINING,
 )
-from .rules import GenerationDeath, Rules, clique, expected, may_train, reason_to_give_up, with_another
 
 # Orders for the host's rank: start; finish the step, save and exit; save what is possible and exit.
 START, FINISH_STEP, SAVE = "start", "finish step", "save"
+HOUR = 3600.0
+DEATHS_AT_ONE_STEP = 3  # deaths at one step before giving up
+STALLS_AT_ONE_STEP = 10  # the same of ranks that only lose each other while all hosts are there
+
+
+class Rules(NamedTuple):
+    """The plan's rules; times in seconds."""
+
+    hosts: Tuple[str, ...]  # in plan order
+    least: int  # ddp_min_hosts
+    grace: float  # ddp_grace: how long to wait for a missing host
+    first_grace: float  # the same before the first generation, which needs all hosts
+    restarts: int = 3  # deaths per hour before giving up
+    lost: float = 6.0  # a host silent for this long (two messages and more) is missing
+    offer: float = 10.0  # how long an offer waits for promises
+    begin: float = 30.0  # time for a promised member to start its rank
+    joinable_after: float = 20.0  # minimum training time of a generation before a host may join
 
 
 class Generation(NamedTuple):
@@ -52,7 +68,6 @@ class KeeperState(NamedTuple):
     host: str
     state: str = IDLE
     generation: Optional[Generation] = None  # offered, promised, or the one in which its rank runs or ran last
-    go: bool = False  # all members have promised: the offering host starts, and so shall they
     promised: int = 0  # joins no generation below this number
     last: Optional[Generation] = None  # the newest in which it has started a rank
     steps: int = 0  # steps done
@@ -62,10 +77,9 @@ class KeeperState(NamedTuple):
     outranked: int = 0  # the generation with fewer steps that should yield
     left: Tuple[str, ...] = ()  # hosts that were removed by hand
     failed: Tuple[str, ...] = ()  # hosts that have given up
-    crashed: int = 0  # the newest generation in which its rank failed by itself
-    missed: int = 0  # the newest that it ended because a host was missing, or that its keeper did not survive
     stopping: bool = False  # a user stops the run: its rank finishes the step, and so do all ranks
     returned: bool = False  # it was off, so the run may have been stopped meanwhile
+    restarted: bool = False  # its keeper has not survived the last generation
     why: str = ""
 
     @property
@@ -74,14 +88,20 @@ class KeeperState(NamedTuple):
         return self.last.number if self.last else 0
 
 
+class Death(NamedTuple):
+    """The end of this host's rank by an error or crash of its own, not because another rank or its link was lost."""
+
+    when: float
+    step: int
+
+
 class OwnState(NamedTuple):
     """A keeper's state: the public part, and private data."""
 
     public: KeeperState
     since: float = 0.0  # when the state began
-    died: bool = False  # its last rank ended although nobody asked for it and nobody was missing
-    failure: str = ""  # what is known of that
-    deaths: Tuple[GenerationDeath, ...] = ()
+    deaths: Tuple[Death, ...] = ()
+    stalls: Tuple[int, int] = (0, 0)  # a step, and how often its rank lost another one there while all hosts were there
     after_ending: str = IDLE  # the state that ENDING leads to
 
     def with_fields(self, **fields: object) -> OwnState:
@@ -104,6 +124,37 @@ States = Mapping[str, KeeperState]
 def receive(received: Optional[Received], other: KeeperState, now: float, lost: float) -> Received:
     """Receive a message."""
     return Received(other, now, received.since if received is not None and now - received.at <= lost else now)
+
+
+# -- who may train
+
+
+def wanted(rules: Rules, left: Sequence[str]) -> Tuple[str, ...]:
+    """The hosts of the plan that were not removed by hand."""
+    return tuple(host for host in rules.hosts if host not in left)
+
+
+def expected(rules: Rules, left: Sequence[str], failed: Sequence[str]) -> Tuple[str, ...]:
+    """The hosts to wait for: neither removed by hand nor given up."""
+    return tuple(host for host in wanted(rules, left) if host not in failed)
+
+
+def may_train(rules: Rules, members: Iterable[str], left: Sequence[str] = ()) -> bool:
+    """Whether these are enough: ddp_min_hosts, or all that were not removed.
+
+    If ddp_min_hosts is at most half of the hosts, the user allows both parts of a split to continue; with
+    more, only one part can be large enough.
+    """
+    return 0 < len(set(members)) >= min(rules.least, len(wanted(rules, left)))
+
+
+def clique(rules: Rules, me: str, hears: Mapping[str, Sequence[str]]) -> Tuple[str, ...]:
+    """This host and those that all hear each other, in plan order; hears: whom each of them hears."""
+    chosen = [me]
+    for host in rules.hosts:
+        if host != me and host in hears and all(other in hears[host] and host in hears[other] for other in chosen):
+            chosen.append(host)
+    return tuple(host for host in rules.hosts if host in chosen)
 
 
 # -- evaluating messages
@@ -146,6 +197,9 @@ def decide(rules: Rules, own: OwnState, received: Messages, now: float) -> Tuple
     """The next state, and an order for this host's rank ("" for none)."""
     states = {host: one.public for host, one in received.items() if now - one.at <= rules.lost}
     own = _learn_who_is_out(own, states)
+    others = [host for host in (own.public.last.members if own.public.last else ()) if host != own.public.host]
+    if any(host not in states or states[host].restarted for host in others):
+        own = own._replace(stalls=(0, 0))
     state = own.public.state
     if state in OVER or state == STUCK:
         return own, ""
@@ -197,12 +251,13 @@ def _gather(rules: Rules, own: OwnState, received: Messages, states: States, now
         own = change(own, own.since, IDLE)
     first = next(host for host in rules.hosts if host == me or host in around)
     if first != me:
-        return _promise(rules, own, states, around[first], now), ""
+        return _promise(own, around[first], now), ""
     members = clique_around(rules, own, around)
     busy = any(other.state in (TRAINING, ENDING) for other in around.values())
     if busy or not may_form(rules, own, received, members, now):
         return own, ""
-    return _join(rules, own, states, Generation(next_number(rules, own, states), members), now, OFFERED), ""
+    offer = Generation(next_number(rules, own, states), members)
+    return change(own, now, OFFERED, generation=offer, promised=offer.number), ""
 
 
 def may_form(rules: Rules, own: OwnState, received: Messages, members: Tuple[str, ...], now: float) -> bool:
@@ -233,35 +288,14 @@ def may_be_stopped(rules: Rules, known: Sequence[KeeperState], missing: Set[str]
     return bool(missing & set(newest.members)) and all(other.returned for other in witnesses)
 
 
-def _join(rules: Rules, own: OwnState, states: States, offer: Generation, now: float, state: str) -> OwnState:
-    """Offer or promise a generation, unless the last one died once too often."""
-    before, own = own.deaths, _count_death(own, states, now)
-    why = reason_to_give_up(own.deaths, own.public.host, rules.restarts, now)
-    if why and own.deaths != before:
-        return change(own, now, FAILED, why="%s (%s)" % (why, own.failure) if own.failure else why)
-    return change(own, now, state, generation=offer, promised=offer.number, go=False)
-
-
-def _count_death(own: OwnState, states: States, now: float) -> OwnState:
-    """The last generation died by itself if a rank failed by itself, or for no known reason with nobody missing."""
-    died, last, own = own.died, own.public.last, own._replace(died=False)
-    if last is None or not died:
-        return own
-    known = [own.public, *(states[host] for host in last.members if host in states)]
-    crashed = tuple(sorted(other.host for other in known if other.crashed == last.number))
-    # Or some continued without this host, or never started a rank in it because their keeper died first.
-    missed = any(other.missed == last.number or other.started != last.number for other in known)
-    if not crashed and (missed or len(known) < len(last.members)):
-        return own
-    return own._replace(deaths=with_another(own.deaths, now, own.public.steps, crashed))
-
-
-def _promise(rules: Rules, own: OwnState, states: States, caller: KeeperState, now: float) -> OwnState:
+def _promise(own: OwnState, caller: KeeperState, now: float) -> OwnState:
     """Join the first host's offer, if it is newer than all that this host has promised."""
     offer = caller.generation
     if caller.state != OFFERED or offer is None or own.public.host not in offer.members:
         return own
-    return _join(rules, own, states, offer, now, PROMISED) if offer.number > own.public.promised else own
+    if offer.number <= own.public.promised:
+        return own
+    return change(own, now, PROMISED, generation=offer, promised=offer.number)
 
 
 def _current_generation(own: OwnState) -> Generation:
@@ -283,14 +317,14 @@ def _begin_promised(own: OwnState, states: States, now: float) -> Optional[OwnSt
     if mine is None or mine.number != own.public.promised or own.public.started >= mine.number:
         return None
     caller = states.get(mine.members[0])
-    if caller is None or caller.generation != mine or not caller.go or caller.state != TRAINING:
+    if caller is None or caller.generation != mine or caller.state != TRAINING:
         return None
     return _started(own, mine, now)
 
 
-def _started(own: OwnState, generation: Generation, now: float, go: bool = False) -> OwnState:
-    fresh_start = {"regroup": 0, "outranked": 0, "returned": False, "apart": False, "why": ""}
-    return change(own, now, TRAINING, last=generation, go=go, **fresh_start)._replace(died=False)
+def _started(own: OwnState, generation: Generation, now: float) -> OwnState:
+    fresh_start = {"regroup": 0, "outranked": 0, "returned": False, "restarted": False, "apart": False, "why": ""}
+    return change(own, now, TRAINING, last=generation, **fresh_start)
 
 
 def _offering(rules: Rules, own: OwnState, states: States, now: float) -> Tuple[OwnState, str]:
@@ -305,7 +339,7 @@ def _offering(rules: Rules, own: OwnState, states: States, now: float) -> Tuple[
         return own, ""
     if may_be_stopped(rules, [own.public, *ready], awaited(rules, own.public, offer.members)):
         return change(own, now, IDLE), ""
-    return _started(own, offer, now, go=True), START
+    return _started(own, offer, now), START
 
 
 # -- in a generation
@@ -314,12 +348,9 @@ def _offering(rules: Rules, own: OwnState, states: States, now: float) -> Tuple[
 def _train(rules: Rules, own: OwnState, received: Messages, states: States, now: float) -> Tuple[OwnState, str]:
     """Continue, unless a member is missing, a host wants to join, or another part has more steps."""
     mine = _current_generation(own)
-    why = _missing(rules, own, received, now)
+    why = _missing(rules, own, received, now) or _ended_elsewhere(own, received)
     if why:
-        return _end(own, now, why=why, missed=mine.number), SAVE
-    why = _ended_elsewhere(own, received)
-    if why:
-        return _end(own, now, why=why)._replace(died=True), SAVE
+        return _end(own, now, why=why), SAVE
     for other in states.values():
         if other.regroup == mine.number:
             # Each host ends its own rank, so that a rank whose peers are already gone does not hang.
@@ -406,14 +437,20 @@ def _settle(rules: Rules, own: OwnState, states: States, now: float) -> OwnState
 
 
 def rank_ended(
-    own: OwnState, now: float, steps: int, how: str, lasting_error: str = "", by_itself: bool = False, failure: str = ""
+    rules: Rules,
+    own: OwnState,
+    now: float,
+    steps: int,
+    how: str,
+    lasting_error: str = "",
+    own_failure: Optional[str] = None,
 ) -> OwnState:
     """This host's rank has exited. how: FINISHED (all steps), STOPPED (asked to) or FAILED.
 
     lasting_error: the cause, if a restart would not change it.
-    by_itself: it failed by its own error or crash (failure: which), not because another rank or its link was lost.
+    own_failure: how it failed by its own error or crash, as far as known; None if another rank or its link was lost.
     """
-    own = own.with_fields(steps=steps, go=False)
+    own = own.with_fields(steps=steps)
     if how == FINISHED:
         return change(own, now, FINISHED)
     mine = own.public.generation
@@ -421,13 +458,37 @@ def rank_ended(
         return change(own, now, own.after_ending)
     if how == STOPPED:
         return change(own, now, IDLE if mine and own.public.regroup == mine.number else ASKING)
-    if by_itself:
-        own = own.with_fields(crashed=own.public.started)
     if lasting_error:
         return change(own, now, FAILED, why=lasting_error)
-    return change(own, now, IDLE, why="the rank of %s died" % own.public.host)._replace(
-        died=True, failure=failure if by_itself else ""
-    )
+    if own_failure is not None:
+        own = own._replace(deaths=with_another(own.deaths, Death(now, steps), rules.restarts))
+        why = reason_to_give_up(own.deaths, own.public.host, rules.restarts)
+        if why:
+            return change(own, now, FAILED, why="%s (%s)" % (why, own_failure) if own_failure else why)
+    else:
+        own = own._replace(stalls=(steps, own.stalls[1] + 1 if own.stalls[0] == steps else 1))
+        if own.stalls[1] == STALLS_AT_ONE_STEP:
+            return change(own, now, FAILED, why="the run died %d times at step %d" % (STALLS_AT_ONE_STEP, steps))
+    return change(own, now, IDLE, why="the rank of %s died" % own.public.host)
+
+
+def with_another(deaths: Sequence[Death], newest: Death, restarts: int) -> Tuple[Death, ...]:
+    """The deaths that still matter after another one. Those of long ago do, too, where one step kills the rank again."""
+    return (*deaths, newest)[-max(DEATHS_AT_ONE_STEP, restarts + 1) :]
+
+
+def reason_to_give_up(deaths: Sequence[Death], me: str, restarts: int) -> str:
+    """Why this host should not restart after the newest death; empty if it may.
+
+    Each host judges its own rank alone: if one step kills those of several, each of them gives up.
+    """
+    newest = deaths[-DEATHS_AT_ONE_STEP:]
+    if len(newest) == DEATHS_AT_ONE_STEP and len({death.step for death in newest}) == 1:
+        return "the rank of %s died %d times at step %d" % (me, DEATHS_AT_ONE_STEP, newest[0].step)
+    lately = [death for death in deaths if deaths[-1].when - death.when < HOUR]
+    if len(lately) > restarts:
+        return "the rank of %s died %d times within an hour, and ddp_restarts is %d" % (me, len(lately), restarts)
+    return ""
 
 
 def asked_to_end(own: OwnState, now: float, state: str, why: str) -> Tuple[OwnState, str]:
@@ -442,4 +503,4 @@ def asked_to_end(own: OwnState, now: float, state: str, why: str) -> Tuple[OwnSt
 
 def rank_stuck(own: OwnState, now: float, why: str) -> OwnState:
     """The rank survived even SIGKILL: nobody waits for this host until `rank_ended`."""
-    return own if own.public.state == STUCK else change(own, now, STUCK, why=why, missed=own.public.started)
+    return own if own.public.state == STUCK else change(own, now, STUCK, why=why)

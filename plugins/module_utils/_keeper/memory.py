@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping
 
 from .._contract import keeper_states as states
-from .membership import Generation, KeeperState, OwnState, Received, change
-from .rules import GenerationDeath
+from .membership import Death, Generation, KeeperState, OwnState, Received, change
 
 
 def to_remember(own: OwnState) -> Dict[str, object]:
@@ -35,9 +34,9 @@ def awake(
     left, failed = (tuple(map(str, kept[name])) for name in ("left", "failed"))
     public = KeeperState(
         host, generation=last or None, promised=int(kept["promised"]), last=last or None, steps=steps, left=left, failed=failed,
-        missed=last.number if last else 0, returned=returned or bool(kept.get("returned")),
+        returned=returned or bool(kept.get("returned")), restarted=True,
     )  # fmt: skip
-    died = [GenerationDeath(float(when), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
+    died = [Death(float(when), int(step)) for when, step, *dummy in kept["deaths"]]
     return OwnState(public, since=now, deaths=tuple(died) if same_boot else ())
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -121,16 +120,14 @@ class LocalRank:
         places = ",".join(str(self.places[member]) for member in generation.members)
         argv, variables = command(self.plan, self.host, generation)
         added = {**variables, "NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number)}
-        self.started_at, self._unstartable = time.time(), self._exposed()
+        self.started_at, self._unstartable, self.process = time.time(), self._exposed(), NeverStarted()
         if self._unstartable:
-            self.process = NeverStarted()
             return
         try:
             self.process = self._from_preloaded(argv, added) or subprocess.Popen(  # pylint: disable=ansible-bad-function
                 argv, stdin=subprocess.DEVNULL, env={**os.environ, **added}
             )
         except OSError as error:
-            self.process = NeverStarted()
             self._unstartable = "%s cannot be started: %s" % (argv[0], error.strerror)
 
     def _exposed(self) -> str:
@@ -233,19 +230,13 @@ class LocalRank:
         end = self._end_event()
         return str(end.get("error") or end["cause"]) if end.get("cause") in LASTING else ""
 
-    def by_itself(self) -> bool:
-        """Whether it failed by its own error or crash, not because another rank or its link was lost."""
-        for event in self._newest("end", "step", "start"):
-            if self._of_this_start(event):
-                return event.get("cause") not in LOSSES
+    def own_failure(self) -> Optional[str]:
+        """How it failed by its own error or crash, as far as known; None if another rank or its link was lost, or it was asked to end."""
+        for event in filter(self._of_this_start, self._newest("end", "step", "start")):
+            return str(event.get("error", "")) if event.get("cause") not in LOSSES else None
         # It ended before it recorded anything: its Python is broken, memory was short, or it crashed while it was loaded.
-        return self._code not in ASKED
-
-    def failure(self) -> str:
-        """How it failed, as far as known."""
-        if self._end_event() or any(map(self._of_this_start, self._newest("step", "start"))):
-            return str(self._end_event().get("error", ""))
-        return self._unstartable or "it ended with code %d before it had begun" % self._code
+        began = "it ended with code %d before it had begun" % self._code
+        return None if self._code in ASKED else self._unstartable or began
 
     def steps(self) -> int:
         """Finished steps, from the last event; the keeper asks several times a second."""
@@ -272,10 +263,8 @@ class LocalRank:
         late = [path for path in found if int((CHECKPOINT.match(os.path.basename(path)) or [0, 0])[1]) > since]
         if not late:
             return ""
-        first = os.path.join(APART, "generation-%d" % generation)
         # Every start of the run counts generations from 1.
-        names = itertools.chain([first], ("%s-%d" % (first, number) for number in itertools.count(2)))
-        place = next(name for name in names if not os.path.lexists(self.path(name)))
+        place = os.path.join(APART, "generation-%d-%d" % (generation, time.time()))
         os.makedirs(self.path(place))
         for path in late:
             os.replace(path, os.path.join(self.path(place), os.path.basename(path)))

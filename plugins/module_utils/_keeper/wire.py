@@ -13,7 +13,7 @@ from . import membership
 
 LONGEST = 4096
 DEFAULTS = membership.KeeperState("")._asdict()
-NUMBERS = ("promised", "regroup", "outranked", "crashed", "missed")
+NUMBERS = ("promised", "regroup", "outranked")
 # Generations are numbered from 1; from the seconds since 1970 where a keeper has lost its memory. A number that lies further ahead than
 # clocks differ is refused: as others number theirs above it, it would soon leave none that all accept.
 AHEAD_SECONDS = 3600

@@ -175,4 +175,4 @@ def env_file(check: bool = False, **given: Any) -> Dict[str, object]:
         "before_header": path,
         "after_header": path,
     }
-    return {"changed": changed, "path": path, "names": sorted(env), "mode": f"{mode:04o}", "diff": diff}
+    return {"changed": changed, "diff": diff}

@@ -60,16 +60,12 @@ def program(module: str, function: str, *arguments: Any, needs: tuple[str, ...] 
 
 @functools.cache
 def sources_text(modules: tuple[str, ...]) -> str:
-    """The sources as the program contains them; cached, because a controller builds a program per host."""
-    return json.dumps(sources(*modules))
-
-
-def sources(*modules: str) -> list[tuple[str, str]]:
-    """Name and source of the modules and of their imports from this collection, dependencies first."""
+    """Name and source of the modules and of their imports from this collection, dependencies first, as the program contains them; cached,
+    because a controller builds a program per host."""
     found: dict[str, str] = {}
     for name in modules:
         _collect(name, found)
-    return list(found.items())
+    return json.dumps(list(found.items()))
 
 
 def _collect(name: str, found: dict[str, str]) -> None:

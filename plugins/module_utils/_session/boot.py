@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Optional, Tuple
 
 from .._contract.run_folder import SESSION, SESSION_FILES
 from .._kit import bare, processes
@@ -20,11 +20,14 @@ from .._kit.logind import logind
 from . import tmux
 from .record import LAUNCH, cut_short, launch_in, record_in, runner_argv
 
-SYSTEMD, CRON, NONE = "systemd", "cron", "none"
+SYSTEMD, NONE = "systemd", "none"
 BOOT = "boot"
+# An early version wrote a line into the crontab where there was no such systemd.
+WITHOUT_LINE = (
+    'lines=$(crontab -l) && case $lines in *"$1"*) printf "%s\\n" "$lines" | grep -vF -e "$1" | crontab -;; esac'
+)
 # tmux continues after the program has ended; at shutdown, everything in it is asked to exit.
 UNIT = "[Unit]\nDescription=Starts %s again after a reboot (nanochat.ddp)\n\n[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=%s\n"
-WITHOUT_LINE = 'lines=$(crontab -l) && printf "%s\\n" "$lines" | grep -vxF -e "$1" | crontab -'
 
 
 class BootEntry:
@@ -36,16 +39,16 @@ class BootEntry:
         argv = [*runner_argv(run_dir), BOOT]
         # Only units of this run folder contain the last two words.
         self.in_unit = " ".join(map(_quoted, argv[-2:]))
-        self.unit_text = (UNIT % (name, " ".join(map(_quoted, argv)))).encode()
-        # An earlier release wrote this into the crontab where there was no such systemd; a percent sign is a newline to cron.
+        # A percent sign is a newline to cron.
         self.in_cron = " %s # nanochat.ddp " % shlex.join(argv[-2:]).replace("%", "\\%")
+        self.unit_text = (UNIT % (name, " ".join(map(_quoted, argv)))).encode()
 
     def bring(self, wanted: Optional[bool], check: bool) -> Tuple[str, str, str]:
         """The means by which the session was, and now is, started after a reboot, and a warning if there is none; None changes nothing."""
         if wanted is None:
             return NONE, NONE, ""
         has_unit = self.link.is_symlink() and read_bytes(str(self.unit)) == self.unit_text
-        before = SYSTEMD if has_unit else CRON if self._crontab_lines() else NONE
+        before = SYSTEMD if has_unit else NONE
         user = processes.user_name(os.getuid())
         after = SYSTEMD if wanted and _is_possible(user, check) else NONE
         why = "systemd starts no programs of %s at boot" % user if wanted and after == NONE else ""
@@ -63,17 +66,13 @@ class BootEntry:
         said = "%s will not start after a reboot: %s; %s" % (self.name, why, remedy % user)
         return before, after, said if why else ""
 
-    def _crontab_lines(self) -> List[str]:
-        return [line for line in bare.run(["crontab", "-l"])[1].splitlines() if self.in_cron in line]
-
     def _remove_all(self) -> None:
         """Remove every entry of this run folder."""
         for path in self.unit.parent.glob("nanochat-*.service"):
             if self.in_unit.encode() in read_bytes(str(path)):
                 for one in _unit(path.stem):
                     one.unlink(missing_ok=True)
-        for line in self._crontab_lines():
-            bare.run(["sh", "-c", WITHOUT_LINE, "sh", line])
+        bare.run(["sh", "-c", WITHOUT_LINE, "sh", self.in_cron])
 
 
 def _is_possible(user: str, dry: bool) -> bool:

@@ -86,28 +86,27 @@ def end(
     session: SessionIdentity,
     grace: float,
     hurry: Callable[[], bool] = lambda: False,
-    tick: Callable[[], None] = lambda: None,
     term: float = TERM_SECONDS,
 ) -> dict[int, processes_utils.Process]:
     """End all processes of the session except its runner, and return the remaining ones.
 
     First the gentle targets get a signal and `grace` seconds, then all get one and `term` seconds, then all are killed.
-    `hurry` cuts the grace short; `tick` is called while waiting.
+    `hurry` cuts the grace short.
     """
     tree = members(session)
     for one in gentle_targets(tree):
         _ask(one)
-    tree = _wait(session, grace, tick, hurry)
+    tree = _wait(session, grace, hurry)
     for one in tree.values():
         _ask(one)
     if tree:
-        tree = _wait(session, term, tick)
+        tree = _wait(session, term)
     deadline = time.monotonic() + KILL_SECONDS
     while tree and time.monotonic() < deadline:
         # Repeat, because a dying tree may still spawn processes.
         for one in tree.values():
             send(one, signal.SIGKILL)
-        tree = _wait(session, 4 * _POLL_SECONDS, tick)
+        tree = _wait(session, 4 * _POLL_SECONDS)
     return tree
 
 
@@ -119,16 +118,12 @@ def _ask(one: processes_utils.Process) -> None:
 
 
 def _wait(
-    session: SessionIdentity,
-    seconds: float,
-    tick: Callable[[], None],
-    hurry: Callable[[], bool] = lambda: False,
+    session: SessionIdentity, seconds: float, hurry: Callable[[], bool] = lambda: False
 ) -> dict[int, processes_utils.Process]:
     """Wait until the session has no members, `hurry` returns true, or time is up; returns the members left."""
     deadline = time.monotonic() + seconds
     known: dict[int, processes_utils.Process] = {}
     while True:
-        tick()
         # Scan all of /proc only when the known ones have ended: the scan takes CPU time that they need to exit.
         known = {pid: one for pid, one in known.items() if processes_utils.alive(pid, one.start)} or members(session)
         if not known:

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
-from typing import Dict, List, Mapping, Optional, Sequence, Type, TypedDict, TypeVar, cast
+from typing import Dict, List, Mapping, Optional, Type, TypedDict, TypeVar, cast
 
 from .._contract.decode import decode
 from .._contract.run_folder import SESSION_FILES
@@ -29,18 +28,18 @@ def runner_argv(state_dir: str) -> List[str]:
     return [sys.executable, "-B", "-E", "-s", os.path.join(folder, RUNNER), folder]
 
 
-def label_of(state_dir: str) -> str:
-    """tmux's label for a session's folder, which identifies it at a start and after a reboot."""
-    return hashlib.sha256(os.fsencode(os.path.abspath(state_dir))).hexdigest()[:16]
-
-
-class StartArguments(TypedDict):
-    """Arguments of a start, with digests instead of environment values."""
+class Spec(TypedDict):
+    """The job of a session."""
 
     argv: List[str]
     chdir: str
     env_file: Optional[str]
     log: str
+
+
+class StartArguments(Spec):
+    """The same of a start, with digests instead of environment values."""
+
     env: Dict[str, str]
 
 
@@ -60,7 +59,6 @@ class Record(TypedDict, total=False):
 
     id: str
     session: str
-    argv: List[str]
     boot_id: str
     pid: int
     pid_start: Optional[int]
@@ -73,14 +71,8 @@ class Record(TypedDict, total=False):
     stopped: bool  # by a user
     terminated_by: Optional[str]  # the signal with which the host ended it
     revived: int  # number of restarts
-    died: Optional[float]  # when it last died
-    died_of: Optional[str]
-
-
-class Status(Record, total=False):
-    """The record, and the observed state."""
-
-    state: str
+    died_of: Optional[str]  # when it died last
+    state: str  # as observed; in no file
 
 
 def launch_in(path: str) -> Launch:
@@ -102,13 +94,13 @@ def _read(kind: Type[Kept], path: str) -> Kept:
         return cast(Kept, {})
 
 
-def exposed_start(state_dir: str, argv: Sequence[str], chdir: str, env_file: Optional[str]) -> str:
+def exposed_start(state_dir: str, spec: Spec) -> str:
     """Who else could change what a start runs, and the command that prevents it; empty for nobody.
 
     The files in the folder itself are ours; the program may also be another owner's that the user chose.
     """
-    own = filter(None, [os.path.join(state_dir, SCRIPT), env_file])
-    used = [os.path.join(chdir, word) for word in argv[:1] if "/" in word]
+    own, chdir = filter(None, [os.path.join(state_dir, SCRIPT), spec["env_file"]]), spec["chdir"]
+    used = [os.path.join(chdir, word) for word in spec["argv"][:1] if "/" in word]
     found = [*(exposure(path) for path in own), *(exposure(path, owned=False) for path in (chdir, *used))]
     return next(filter(None, [exposure_of_run(state_dir), *found]), "")
 

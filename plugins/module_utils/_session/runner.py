@@ -17,10 +17,10 @@ import ctypes
 import json
 import os
 import pwd
-import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from .tmux import TmuxError
 _PR_SET_CHILD_SUBREAPER = 36
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CHUNK = 65536
-REFUSED = 1 << 8  # the wait status of an exit with code 1
+REFUSED = 1  # the exit code of a job that is not started
 FIRST_TO_BE_KILLED = "1000"
 LOWEST = 19
 # First delay before restarting a dead job; doubles each time it dies again soon.
@@ -82,29 +82,26 @@ def base_environment(session_id: str, restarted: bool = False) -> dict[str, str]
     }
 
 
-class Output:
-    """The job's output: all of it to the log at once, and to the pane as long as that accepts it."""
+class Output(threading.Thread):
+    """The job's output, which goes to the log at once, and to the pane as long as that accepts it."""
 
-    def __init__(self, log: str, source: int) -> None:
+    def __init__(self, log: str) -> None:
+        super().__init__(daemon=True)
         self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self.source = source
-        os.set_blocking(source, False)
+        # The write end is kept for the next start of the job, so that the pipe has no end before.
+        self.source, self.sink = os.pipe()
         # A pane stopped with Ctrl-S must not stop the job.
         os.set_blocking(1, False)
 
-    def pump(self, seconds: float) -> None:
-        """Pass on available output, waiting up to `seconds` for it."""
-        if select.select([self.source], [], [], seconds)[0]:
-            with contextlib.suppress(BlockingIOError):
-                data = os.read(self.source, _CHUNK)
-                self._write(1, data)
-                self._write(self.log, data)
+    def run(self) -> None:
+        while data := os.read(self.source, _CHUNK):
+            self._write(1, data)
+            self._write(self.log, data)
 
-    def drain(self) -> None:
-        """Pass on output that is available now."""
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline and select.select([self.source], [], [], 0)[0]:
-            self.pump(0)
+    def finish(self) -> None:
+        """Wait for the rest of it, but not for a process that nobody can kill."""
+        os.close(self.sink)
+        self.join(2.0)
 
     def say(self, text: str) -> None:
         """A message of the runner, only for the pane."""
@@ -135,7 +132,7 @@ class Runner:
         # It may ask for the lowest priority (ddp_polite low and guest).
         self.polite = (env_file.parse(env or b"") or {}).get(VARIABLE, OFF) != OFF
         self.stops = self.interrupts = 0  # signals; those of Ctrl-C among them
-        self.status: int | None = None
+        self.code: int | None = None  # of the ended job; if negative, of the signal
         self.child: subprocess.Popen[bytes] | None = None
         pid, start = os.getpid(), processes.start_ticks(os.getpid())
         self.me = reaper.SessionIdentity(self.launch["id"], os.getuid(), (pid, start))
@@ -143,7 +140,6 @@ class Runner:
         self.state: Record = {
             "id": self.launch["id"],
             "session": self.launch["session"],
-            "argv": self.given["argv"],
             "boot_id": processes.boot_id(),
             "pid": pid,
             "pid_start": start,
@@ -157,7 +153,6 @@ class Runner:
             "stopped": False,
             "terminated_by": None,
             "revived": 0,
-            "died": None,
             "died_of": None,
         }
 
@@ -168,44 +163,43 @@ class Runner:
             signal.signal(number, self._asked_to_stop)
         # Before anything runs: a session that cannot be recorded would be unknown to everybody.
         write_json_when_full(self.record, self.state)
-        # This process keeps the write end of the job's pipe for the next start, and so never sees end-of-file.
-        reader, writer = os.pipe()
-        output = Output(self.given["log"], reader)
+        output = Output(self.given["log"])
+        output.start()
         pause = _REVIVE_SECONDS
         while True:
             begun = time.monotonic()
-            self._start(writer, output)
-            status = self._follow(output)
+            self._start(output)
+            code = self._follow(output)
             # Of a job that is to be revived.
-            died = bool(self.launch.get("revive")) and cut_short(_exit_code(status)) and not self._over()
+            died = bool(self.launch.get("revive")) and cut_short(_exit_code(code)) and not self._over()
             # A killed keeper leaves a rank behind, which should save.
             grace = self.launch["stop_timeout"] if died else 0
-            reaper.end(self.me, grace, lambda: self.interrupts > 0, lambda: self._tick(output))
-            output.drain()
+            reaper.end(self.me, grace, lambda: self.interrupts > 0)
+            self._reap()
             if not died:
                 break
             if time.monotonic() - begun > _LONGEST_SECONDS:
                 pause = _REVIVE_SECONDS
-            self._revive_later(status, pause, output)
+            self._revive_later(code, pause, output)
             if self._over():
                 break
             pause = min(2 * pause, _LONGEST_SECONDS)
-        self._ended(status, output)
+        output.finish()
+        self._ended(code, output)
 
-    def _start(self, writer: int, output: Output) -> None:
-        self.status = None
-        given = self.given
-        exposed = exposed_start(self.run_dir, given["argv"], given["chdir"], given["env_file"])
+    def _start(self, output: Output) -> None:
+        self.code = None
+        exposed = exposed_start(self.run_dir, self.given)
         if exposed:
             output.log_line(f"{self.launch['session']} is not started: {exposed}")
-            self.status = REFUSED
+            self.code = REFUSED
             return
         self.child = subprocess.Popen(  # pylint: disable=ansible-bad-function
             ["/bin/sh", os.path.join(self.run_dir, SCRIPT)],
             env=base_environment(self.launch["id"], restarted=self.state["revived"] > 0),
             stdin=subprocess.DEVNULL,
-            stdout=writer,
-            stderr=writer,
+            stdout=output.sink,
+            stderr=output.sink,
             start_new_session=True,
             # Of a session that is new, in which the job begins.
             preexec_fn=yield_to_others if self.polite else None,
@@ -214,9 +208,9 @@ class Runner:
         self._save(output)
 
     def _follow(self, output: Output) -> int:
-        """The job's wait status, after it ended or was stopped."""
-        while self.status is None:
-            output.pump(0.2)
+        """The job's exit code, after it ended or was stopped."""
+        while self.code is None:
+            time.sleep(0.1)
             if time.time() < self.state["started"]:
                 # The clock was set back, as at a boot: all that is written from now on would seem to be of an earlier session.
                 self.state["started"] = time.time()
@@ -224,21 +218,21 @@ class Runner:
             if self.stops:
                 self._stop_gently(output)
             self._reap()
-        return self.status
+        return self.code
 
     def _over(self) -> bool:
         """Whether a user or the host has ended the session."""
         return bool(self.stops) or os.path.exists(self.stop_asked)
 
-    def _revive_later(self, status: int, pause: float, output: Output) -> None:
+    def _revive_later(self, code: int, pause: float, output: Output) -> None:
         """Report it and wait, also for an unkillable process of the job, beside which no other may start."""
-        self.state.update({"child_pid": None, "died": time.time(), "died_of": _how(status)})
+        self.state.update({"child_pid": None, "died_of": _how(code)})
         self.state["revived"] += 1
         self._save(output)
-        output.log_line(f"{self.launch['session']} died of {_how(status)}; restarting in {pause:.0f} s")
+        output.log_line(f"{self.launch['session']} died of {_how(code)}; restarting in {pause:.0f} s")
         until = time.monotonic() + pause
         while not self._over() and (time.monotonic() < until or reaper.members(self.me)):
-            output.pump(0.5)
+            time.sleep(0.5)
             self._reap()
 
     def _stop_gently(self, output: Output) -> None:
@@ -247,20 +241,11 @@ class Runner:
             # Tell any program that would restart the session of a request made in the pane.
             with contextlib.suppress(OSError), open(self.stop_asked, "a", encoding="utf-8"):
                 pass
-        if self.launch.get("revive") and self.status is None and self.state["child_pid"]:
+        if self.launch.get("revive") and self.code is None and self.state["child_pid"]:
             # It informs the other hosts, and ends its own rank.
             os.kill(self.state["child_pid"], signal.SIGINT if self.interrupts else signal.SIGTERM)
         asked = self.interrupts
-        reaper.end(
-            self.me,
-            self.launch["stop_timeout"],
-            hurry=lambda: self.interrupts > asked,
-            tick=lambda: self._tick(output),
-        )
-
-    def _tick(self, output: Output) -> None:
-        output.pump(0.01)
-        self._reap()
+        reaper.end(self.me, self.launch["stop_timeout"], hurry=lambda: self.interrupts > asked)
 
     def _reap(self) -> None:
         """Reap ended processes: orphans, and the job itself."""
@@ -270,7 +255,7 @@ class Runner:
                 if pid == 0:
                     return
                 if pid == self.state["child_pid"]:
-                    self.status = status
+                    self.code = os.waitstatus_to_exitcode(status)
 
     def _asked_to_stop(self, number: int, frame: Any) -> None:
         self.stops += 1
@@ -280,14 +265,14 @@ class Runner:
             # At a shutdown SIGHUP comes as well.
             self.state["terminated_by"] = signal.Signals(number).name
 
-    def _ended(self, status: int, output: Output) -> None:
+    def _ended(self, code: int, output: Output) -> None:
         stopped = bool(self.interrupts) or os.path.exists(self.stop_asked)
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        self.state.update({"ended": time.time(), "exit_code": _exit_code(status), "signal": number, "stopped": stopped})
+        number = -code if code < 0 else None
+        self.state.update({"ended": time.time(), "exit_code": _exit_code(code), "signal": number, "stopped": stopped})
         self._save(output)
         by = self.state["terminated_by"]
         how = "was stopped" if stopped else f"was ended by {by}" if by else "ended"
-        output.say(f"{self.launch['session']} {how} with {_how(status)}; log: {self.given['log']}")
+        output.say(f"{self.launch['session']} {how} with {_how(code)}; log: {self.given['log']}")
 
     def _save(self, output: Output) -> None:
         """Record the state; a full disk does not end the job."""
@@ -297,12 +282,12 @@ class Runner:
             output.say(f"cannot write {self.record}: {error.strerror}")
 
 
-def _exit_code(status: int) -> int | None:
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+def _exit_code(code: int) -> int | None:
+    return None if code < 0 else code
 
 
-def _how(status: int) -> str:
-    return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {_exit_code(status)}"
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"code {code}"
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One named session: its arguments, its outcome, and the steps to bring it into a state."""
+"""One named session: its arguments, its outcome, and how it is brought into its state, for the module tmux_session and for the agent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import shutil
 import signal
 import time
 import uuid
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping
 
 from .._contract.run_folder import SESSION, SESSION_FILES
+from .._kit import bare, host_code, processes
 from .._kit import env_file as env_file_utils
-from .._kit import host_code, processes
-from .._kit.files import locked, write_json_when_full, write_unless_same
-from . import reaper
+from .._kit.files import Busy, locked, write_json_when_full, write_unless_same
+from .._kit.logind import logind
+from . import boot, reaper
 from . import runner as session_runner
 from . import tmux as tmux_utils
 from .record import (
@@ -28,13 +29,33 @@ from .record import (
     SCRIPT,
     Launch,
     Record,
+    Spec,
     StartArguments,
-    Status,
     exposed_start,
-    label_of,
     launch_in,
     record_in,
 )
+
+STARTING = ("started", "restarted", "ready")
+# Parameters of tmux_session.
+OPTIONS: dict[str, dict[str, object]] = {
+    "name": {"type": "str", "required": True},
+    "state_dir": {"type": "path", "required": True},
+    "argv": {"type": "list", "elements": "str"},
+    "chdir": {"type": "path"},
+    "env_file": {"type": "path"},
+    "log": {"type": "path"},
+    "state": {
+        "type": "str",
+        "choices": ["started", "restarted", "ready", "stopped", "absent"],
+        "default": "started",
+    },
+    "rerun": {"type": "bool", "default": False},
+    "revive": {"type": "bool", "default": False},
+    "at_boot": {"type": "bool"},
+    "stop_timeout": {"type": "int", "default": 60},
+}
+NEEDED = [("state", state, ["argv"]) for state in STARTING]
 
 ABSENT = "absent"
 RUNNING = "running"
@@ -50,14 +71,7 @@ class SessionError(Exception):
     """Which session, what was tried, what was seen and what to do, in one sentence."""
 
 
-class Spec(NamedTuple):
-    """The job of a session."""
-
-    argv: tuple[str, ...]
-    chdir: str
-    env_file: str | None
-    log: str
-    revive: bool = False
+ERRORS = (Busy, SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError, ValueError)
 
 
 class Session:
@@ -69,7 +83,6 @@ class Session:
         self.folder = os.path.join(self.state_dir, SESSION_FILES)
         self.record = os.path.join(self.state_dir, SESSION)
         self.tmux = tmux
-        self.label = label_of(self.state_dir)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -81,19 +94,17 @@ class Session:
         """The content of session.json."""
         return record_in(self.record)
 
-    def status(self) -> Status:
+    def status(self) -> Record:
         """The content of session.json, and `state`."""
+        identity = self._identity(self.recorded())
+        state = RUNNING if identity is not None and reaper.runner_alive(identity) else GONE
+        # It may have ended meanwhile.
         record = self.recorded()
         if record.get("ended") is not None:
-            return {**record, "state": FINISHED}
-        identity = self._identity(record)
-        if identity is not None and reaper.runner_alive(identity):
-            return {**record, "state": RUNNING}
-        if not record:
-            return {"state": GONE if self._in_tmux(self.name) else ABSENT}
-        # It may have ended between the two reads.
-        record = self.recorded() or record
-        return {**record, "state": FINISHED if record.get("ended") is not None else GONE}
+            state = FINISHED
+        elif not record and not self._is_ours(self.name):
+            state = ABSENT
+        return {**record, "state": state}
 
     def left_over(self) -> dict[int, processes.Process]:
         """All processes of the session except its runner."""
@@ -119,10 +130,17 @@ class Session:
                 lines.append(f"  {name}" + (" (changed)" if before.get(name, digest) != digest else ""))
         return "\n".join(lines).encode("utf-8", "backslashreplace").decode() + "\n"
 
-    def _in_tmux(self, name: str) -> tmux_utils.TmuxSession | None:
-        """This folder's session with this name in tmux, None if there is none or it is somebody else's."""
-        found = self.tmux.look(name)
-        return found if found and found.label == self.label else None
+    def _is_ours(self, name: str) -> bool:
+        """Whether a session with this name is in tmux, and none of others."""
+        return self.tmux.look(name) is not None and not self._other(name)
+
+    def _other(self, name: str) -> str:
+        """The command of a session of others with this name; empty if it is this folder's, or an ended one of ours."""
+        pid, command = self.tmux.look(name) or (0, tmux_utils.OURS)
+        found = processes.process(pid) if pid else None
+        if found:
+            return "" if found.argv[-1:] == (self.folder,) else found.command
+        return "" if tmux_utils.OURS in command else command
 
     def _identity(self, record: Record) -> reaper.SessionIdentity | None:
         """Identity of this session's processes; None if they are from another boot or machine."""
@@ -135,12 +153,12 @@ class Session:
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
-    def start(self, spec: Spec, stop_timeout: float) -> None:
+    def start(self, spec: Spec, revive: bool, stop_timeout: float) -> None:
         """Write the files and start; the session must be startable and not running."""
         self._clear_tmux()
         identifier = uuid.uuid4().hex
         try:
-            self._prepare(spec, identifier, stop_timeout)
+            self._prepare(spec, identifier, revive, stop_timeout)
         except OSError as error:
             raise SessionError(f"session {self.name}: cannot write {error.filename}: {error.strerror}") from error
         self.tmux.start(self.name, self.state_dir)
@@ -182,7 +200,7 @@ class Session:
     def remove(self) -> None:
         """Remove the session from tmux and its records; its log and run.sh stay."""
         with contextlib.suppress(tmux_utils.TmuxError):  # a server of another version of tmux keeps its dead pane
-            if self._in_tmux(self.name):
+            if self._is_ours(self.name):
                 self.tmux.kill(self.name)
         shutil.rmtree(self.folder, ignore_errors=True)
         if os.path.lexists(self.record):
@@ -196,45 +214,40 @@ class Session:
 
     def check_free(self) -> None:
         """The name must be free in tmux, of other people's sessions and of runs in another folder."""
-        found = self.tmux.look(self.name)
-        if found is None or found.label == self.label:
-            return
-        remedy = f"end it (tmux kill-session -t '={self.name}') or choose another name"
-        if not found.label:
-            raise SessionError(f"tmux already has a session {self.name} that nanochat.ddp did not start: {remedy}")
-        if found.runner is not None:
+        other = self._other(self.name)
+        if other:
             raise SessionError(
-                f"a session {self.name} is already running for {found.folder}, not for {self.state_dir}: {remedy}"
+                f"tmux already has a session {self.name}, which is not of {self.state_dir} and runs {other}: "
+                f"end it (tmux kill-session -t '={self.name}') or choose another name"
             )
 
     def _clear_tmux(self) -> None:
         """Remove our last session from tmux, under any name, and ended ones with this name."""
         last = str(self.launch().get("session", ""))
-        if last not in ("", self.name) and self._in_tmux(last):
-            self.tmux.kill(last)
-        if self.tmux.look(self.name):
-            self.tmux.kill(self.name)
+        for name in {last, self.name} - {""}:
+            if self._is_ours(name):
+                self.tmux.kill(name)
 
     def check_startable(self, spec: Spec) -> None:
         """Requirements of a start, checked before anything running is stopped for it."""
         self.check_free()
-        program = spec.argv[0]
-        if spec.env_file and not os.path.isfile(spec.env_file):
+        program = spec["argv"][0]
+        if spec["env_file"] and not os.path.isfile(spec["env_file"]):
             raise SessionError(
-                f"session {self.name}: its environment file {spec.env_file} does not exist; write it first"
+                f"session {self.name}: its environment file {spec['env_file']} does not exist; write it first"
             )
-        if not os.path.isdir(spec.chdir):
-            raise SessionError(f"session {self.name}: its folder {spec.chdir} does not exist; create it first")
-        if "/" in program and not os.access(os.path.join(spec.chdir, program), os.X_OK):
+        if not os.path.isdir(spec["chdir"]):
+            raise SessionError(f"session {self.name}: its folder {spec['chdir']} does not exist; create it first")
+        if "/" in program and not os.access(os.path.join(spec["chdir"], program), os.X_OK):
             raise SessionError(f"session {self.name}: {program} does not exist or cannot be executed")
-        exposed = exposed_start(self.state_dir, spec.argv, spec.chdir, spec.env_file)
+        exposed = exposed_start(self.state_dir, spec)
         if exposed:
             raise SessionError(f"session {self.name} is not started: {exposed}")
 
-    def _prepare(self, spec: Spec, identifier: str, stop_timeout: float) -> None:
+    def _prepare(self, spec: Spec, identifier: str, revive: bool, stop_timeout: float) -> None:
         """Write the runner's files; remove leftovers of an earlier session."""
         os.makedirs(self.folder, exist_ok=True)
-        os.makedirs(os.path.dirname(spec.log), exist_ok=True)
+        os.makedirs(os.path.dirname(spec["log"]), exist_ok=True)
         for stale in (self.record, os.path.join(self.folder, "stop")):
             if os.path.lexists(stale):
                 os.unlink(stale)
@@ -246,7 +259,7 @@ class Session:
             "boot_id": processes.boot_id(),
             "session": self.name,
             "stop_timeout": stop_timeout,
-            "revive": spec.revive,
+            "revive": revive,
             "given": _given(spec, identifier),
         }
         write_json_when_full(os.path.join(self.folder, LAUNCH), launch, 0o600)
@@ -272,11 +285,11 @@ def script(name: str, spec: Spec) -> bytes:
     lines = [
         "#!/bin/sh",
         f"# What the tmux session {name} runs; by hand: sh run.sh",
-        f"cd {shlex.quote(spec.chdir)} || exit 1",
+        f"cd {shlex.quote(spec['chdir'])} || exit 1",
     ]
-    if spec.env_file:
-        lines += ["set -a", f". {shlex.quote(spec.env_file)} || exit 1", "set +a"]
-    lines.append("exec " + " \\\n  ".join(map(shlex.quote, spec.argv)))
+    if spec["env_file"]:
+        lines += ["set -a", f". {shlex.quote(spec['env_file'])} || exit 1", "set +a"]
+    lines.append("exec " + " \\\n  ".join(map(shlex.quote, spec["argv"])))
     return os.fsencode("\n".join(lines) + "\n")
 
 
@@ -289,24 +302,23 @@ def spec_from(name: str, state_dir: str, options: Mapping[str, Any]) -> Spec:
         )
     if any("\0" in word for word in argv):
         raise SessionError(f"session {name}: an argument of argv contains a NUL byte")
-    return Spec(
-        tuple(argv),
-        os.path.abspath(options["chdir"] or state_dir),
-        os.path.abspath(env_file) if env_file else None,
-        os.path.abspath(options["log"] or os.path.join(state_dir, "log", f"{name}.log")),
-        options["revive"],
-    )
+    return {
+        "argv": list(argv),
+        "chdir": os.path.abspath(options["chdir"] or state_dir),
+        "env_file": os.path.abspath(env_file) if env_file else None,
+        "log": os.path.abspath(options["log"] or os.path.join(state_dir, "log", f"{name}.log")),
+    }
 
 
 def _given(spec: Spec, salt: str) -> StartArguments:
     """Arguments of a start, with salted digests instead of environment values."""
-    data = (env_file_utils.read(spec.env_file) if spec.env_file else b"") or b""
+    data = (env_file_utils.read(spec["env_file"]) if spec["env_file"] else b"") or b""
     env = env_file_utils.parse(data)
     values = {"(the whole file)": data} if env is None else {name: os.fsencode(text) for name, text in env.items()}
     digests = {
         name: hashlib.sha256(f"{salt} {name} ".encode() + value).hexdigest()[:8] for name, value in values.items()
     }
-    return {"argv": list(spec.argv), "chdir": spec.chdir, "env_file": spec.env_file, "log": spec.log, "env": digests}
+    return {**spec, "env": digests}
 
 
 def _end_runner(pid: int, start: int) -> dict[int, processes.Process]:
@@ -321,3 +333,87 @@ def _end_runner(pid: int, start: int) -> dict[int, processes.Process]:
             reaper.send(runner, number)
         time.sleep(0.05)
     return {}
+
+
+def decide(session: Session, params: Mapping[str, Any], spec: Spec | None) -> str:
+    """The action that brings the session into the wanted state."""
+    status, wanted = session.status()["state"], params["state"]
+    running = status == RUNNING
+    if wanted == "restarted":
+        return "restart" if running else "start"
+    if spec is not None:
+        if running:
+            return "none" if session.same(spec) else "restart"
+        ended_as_wanted = status == FINISHED and not params["rerun"] and session.same(spec)
+        return "none" if ended_as_wanted else "start"
+    if wanted == "absent" and (status != ABSENT or session.launch()):
+        return "remove"
+    return "stop" if running or session.left_over() else "none"
+
+
+def carry_out(session: Session, action: str, spec: Spec | None, params: Mapping[str, Any]) -> None:
+    """Do it. Before a start, the remains of an earlier session are ended."""
+    if spec is not None:
+        # Do not stop what could not be restarted.
+        session.check_startable(spec)
+    session.stop(params["stop_timeout"])
+    if action == "remove":
+        session.remove()
+    elif spec is not None:
+        session.start(spec, params["revive"], params["stop_timeout"])
+
+
+def difference(session: Session, action: str, spec: Spec | None) -> dict[str, str]:
+    """The session before and after, for the diff."""
+    status = session.status()["state"]
+    ends = {"none": status, "stop": FINISHED if status == RUNNING else status, "remove": ABSENT}
+    before = session.describe(None, status)
+    after = session.describe(None if action in ends else spec, ends.get(action, RUNNING))
+    return {"before": before, "after": after, "before_header": session.name, "after_header": session.name}
+
+
+def connect(state: str) -> tmux_utils.Tmux:
+    """The user's tmux server."""
+    if state in STARTING and bare.find("tmux") is None:
+        raise tmux_utils.TmuxError("tmux is not installed on this host; install the package tmux")
+    # Inside tmux the client would use the surrounding server instead of the user's.
+    os.environ.pop("TMUX", None)
+    if state not in ("started", "restarted"):
+        return tmux_utils.Tmux()
+    kills, lingers = logind(processes.user_name(os.getuid()))
+    scope = shutil.which("systemd-run") if kills and lingers and os.environ.get("XDG_RUNTIME_DIR") else None
+    # Outside our login, which logging out would kill.
+    return tmux_utils.Tmux([scope, "--user", "--scope", "--quiet", "--"] if scope else ())
+
+
+def tmux_session(check: bool = False, **given: Any) -> dict[str, Any]:
+    """Bring the session into its state, or predict that, and return the result of the module with these options."""
+    params: dict[str, Any] = {**{name: option.get("default") for name, option in OPTIONS.items()}, **given}
+    session = Session(params["name"], params["state_dir"], connect(params["state"]))
+    spec = None
+    if params["state"] in STARTING:
+        spec = spec_from(session.name, session.state_dir, params)
+        session.check_free()
+    if spec is not None and params["state"] == "ready":
+        session.check_startable(spec)
+        return {"changed": False, "action": "none", "session": session.status(), "warnings": []}
+    with session.locked(make=spec is not None and not check, timeout=params["stop_timeout"] + 60):
+        action = decide(session, params, spec)
+        diff = difference(session, action, spec)
+        if action != "none" and not check:
+            carry_out(session, action, spec, params)
+        entry = boot.BootEntry(session.name, session.state_dir)
+        wanted = False if params["state"] == "absent" else params["at_boot"] if spec else None
+        before, after, missing = entry.bring(wanted, check)
+        status = session.status()
+    if before != after:
+        diff = {**diff, "before": f"{diff['before']}at boot: {before}\n", "after": f"{diff['after']}at boot: {after}\n"}
+    changed = action != "none" or before != after
+    return {
+        "changed": changed,
+        "action": action,
+        "diff": diff,
+        "session": status,
+        "at_boot": after,
+        "warnings": [missing] if missing else [],
+    }

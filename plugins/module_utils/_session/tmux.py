@@ -1,25 +1,22 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tmux commands that a session needs; names match exactly, and only sessions with our label are touched."""
+"""The tmux commands that a session needs; names match exactly."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from .._contract.document import text
-from .._contract.run_folder import SESSION
+from .._contract.run_folder import SESSION, SESSION_FILES
 from .._kit import bare
-from .._kit.files import read_object, read_text
-from .record import label_of, runner_argv
+from .._kit.files import read_object
+from .record import RUNNER, runner_argv
 
-# tmux user options: one identifies our session, the other is for people.
-_LABEL = "@nanochat_ddp"
-_FOLDER = "@nanochat_ddp_folder"
-_FORMAT = "#{pane_dead} #{pane_pid} #{%s} #{%s}" % (_LABEL, _FOLDER)
+OURS = os.path.join(SESSION_FILES, RUNNER)  # in the command of each session that we have started
 DYING_SERVERS = 5  # retries before this is an error
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 
@@ -35,14 +32,6 @@ def check_name(name: str) -> str:
     return name
 
 
-class TmuxSession(NamedTuple):
-    """A session in tmux. The texts are those of start(), and empty for somebody else's session."""
-
-    runner: Optional[int]  # the process in its pane, None if it has ended
-    label: str  # of its folder, whose own name a terminal may not be able to show
-    folder: str
-
-
 class Tmux:
     """The user's default tmux server, so that `tmux attach -t NAME` finds the sessions."""
 
@@ -50,17 +39,16 @@ class Tmux:
         self.path = bare.find("tmux") or "tmux"
         self._prefix = prefix  # starts a server outside the current login
 
-    def look(self, name: str) -> Optional[TmuxSession]:
-        """The session with exactly this name, None if there is none."""
-        code, out, err = self._run("list-panes", "-t", f"={name}:", "-F", _FORMAT)
+    def look(self, name: str) -> Optional[Tuple[int, str]]:
+        """The process in the session with exactly this name, 0 if it has ended, and its command; None if there is no such session."""
+        form = "#{pane_dead} #{pane_pid} #{pane_start_command}"
+        code, out, err = self._run("list-panes", "-t", f"={name}:", "-F", form)
         if code and "version" in err:
             raise TmuxError(f"the running tmux server does not understand {self.path}: {err.strip()}")
         if code:
             return None
-        dead, pid, label, folder = [*(out.splitlines() or [""])[0].split(" ", 3), "", "", "", ""][:4]
-        # Earlier versions appended an id to the label.
-        label = label.partition(".")[0]
-        return TmuxSession(int(pid) if dead == "0" and pid.isdigit() else None, label, folder)
+        dead, pid, command = [*out.split(" ", 2), "", "", ""][:3]
+        return int(pid) if dead == "0" and pid.isdigit() else 0, command.strip()
 
     def start(self, name: str, state_dir: str) -> None:
         """A session that runs the folder's runner without a shell, and stays readable after its end."""
@@ -68,8 +56,6 @@ class Tmux:
         self._check(
             name,
             ["new-session", "-d", "-s", name, "-x", "160", "-y", "48", *map(_literal, runner_argv(state_dir))]
-            + [";", "set-option", "-t", target, _LABEL, label_of(state_dir)]
-            + [";", "set-option", "-t", target, _FOLDER, _literal(state_dir)]
             # A user's configuration may kill detached sessions.
             + [";", "set-option", "-t", target, "destroy-unattached", "off"]
             + [";", "set-window-option", "-t", target, "remain-on-exit", "on"],
@@ -81,7 +67,7 @@ class Tmux:
         try:
             self._check(name, ["kill-session", "-t", f"={name}"])
         except TmuxError:
-            if self.look(name):
+            if self.look(name) is not None:
                 raise
 
     def screen(self, name: str) -> str:
@@ -104,11 +90,6 @@ class Tmux:
             raise TmuxError(f"session {name}: `{' '.join([self.path, *words[:3]])} ...` failed: {why}")
 
 
-def ends_with_login(pid: int) -> bool:
-    """Whether this process belongs to a login session, which logind may kill."""
-    return re.search(r"/session-[^/\n]+\.scope", read_text(f"/proc/{pid}/cgroup")) is not None
-
-
 def _literal(word: str) -> str:
     """tmux interprets a semicolon at the end of a word as the end of the command."""
     return word[:-1] + "\\;" if word.endswith(";") else word
@@ -120,6 +101,6 @@ def end_sessions(folders: List[str]) -> None:
     for folder in folders:
         name = text(read_object(os.path.join(folder, SESSION)), "session")
         with contextlib.suppress(TmuxError):
-            found = tmux.look(check_name(name)) if name else None
-            if name and found and found.label == label_of(folder):
+            pid, command = (tmux.look(check_name(name)) if name else None) or (1, "")
+            if name and not pid and OURS in command:
                 tmux.kill(name)

@@ -13,8 +13,7 @@ from typing import Any, Dict, Sequence
 
 from .._kit.env_file import env_file
 from .._kit.files import read_text
-from .session import SessionError
-from .wanted import tmux_session
+from .session import SessionError, tmux_session
 
 NAME = "nanochat-tracker"
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}

@@ -43,7 +43,7 @@ HOST_FILES = {
     "_keeper.deployment": ("run_folder", "keeper_request", "purge"),
     "_kit.env_file": ("env_file",),
     "_session.tracker": ("start_tracker",),
-    "_session.wanted": ("tmux_session",),
+    "_session.session": ("tmux_session",),
     "_doctor.gather": ("doctor_info",),
     "_preflight.peer_check": ("peer_check",),
     "_preflight.peer_responder": ("start_responder", "stop_responder"),
@@ -182,14 +182,11 @@ def decoded(answer: Mapping[str, Any], documents: Mapping[str, Any], host: objec
 
 
 def drop_connection(action: ActionBase) -> None:
-    """Drop the connection, and the temporary folder that can no longer be removed through it."""
+    """Drop the connection, so that the next question opens another."""
     action._connection.close()
     with contextlib.suppress(AnsibleError, OSError):
         # A persistent connection would seem to work however long the host is frozen.
         action._connection.reset()
-    shell = getattr(action._connection, "_shell", None)
-    if shell is not None:
-        shell.tmpdir = None
 
 
 def across_sleep(action: ActionBase, ask: Callable[[], Answer]) -> Answer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
@@ -87,9 +88,7 @@ def bring_uv_beside(call: Call, machine: str, venv: str) -> None:
     part = f"{there}.{os.getpid()}"
     action._transfer_file(str(program), part)
     action._fixup_perms2([part], execute=True)
-    action._low_level_execute_command(
-        f"mv {action._connection._shell.quote(part)} {action._connection._shell.quote(there)}"
-    )
+    action._low_level_execute_command(shlex.join(["mv", part, there]))
 
 
 def bring_packages(call: Call, given: Mapping[str, Any], tags: Mapping[str, Any]) -> dict[str, Any] | None:

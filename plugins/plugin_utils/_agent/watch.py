@@ -80,11 +80,8 @@ class Watch:
     def poll_and_judge(self) -> dict[str, Any]:
         """Poll the host, and decide whether watching it is over."""
         if abandoned():
-            return {
-                "failed": True,
-                "over": True,
-                "msg": "The playbook run that asked is gone, so nobody waits for this.",
-            }
+            why = "The playbook run that asked is gone, so nobody waits for this."
+            return {"failed": True, "over": True, "msg": why}
         entry = self.ledger.read(self.host) or {"begun": time.monotonic()}
         problem = self.poll(entry)
         if problem:

@@ -50,7 +50,6 @@ class Connection:
     """A connection that may break, and how often it was made again."""
 
     has_pipelining = True
-    _shell = SimpleNamespace(tmpdir="/tmp/x")
 
     def __init__(self) -> None:
         self.dropped = 0

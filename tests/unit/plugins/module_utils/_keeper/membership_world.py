@@ -17,7 +17,7 @@ import signal
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import wire
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rules import Rules, may_train
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Rules, may_train
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import Cause
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.simulated_host import (
     END_SECONDS,
@@ -347,6 +347,7 @@ class World:
         host.turn()
         public = host.own.public
         self.events["guests came back"] += before.state == m.RESTING != public.state
+        self.events["hosts gave up"] += before.state != m.FAILED == public.state
         self.checks.turned(before, host, self.hosts)
         if host.keeper.over():
             self.forget_saved()
@@ -567,7 +568,7 @@ OFTEN = {
 HEALING = (World.a_repair, World.a_join)
 NONSENSE = (
     {"promised": 2**53 - 1}, {"last": [2**53 - 1, ["a"]]}, {"generation": [WALL + 10**8, ["a", "b"]]}, {"state": "king"}, {"steps": -1},
-    {"crashed": 10**30}, {"hears": ["z"]}, {"missed": "all"}, {"last": [1]}, {"go": None}, {"left": 5}, {"generation": []},
+    {"outranked": 10**30}, {"hears": ["z"]}, {"regroup": "all"}, {"last": [1]}, {"apart": None}, {"left": 5}, {"generation": []},
 )  # fmt: skip
 
 

@@ -39,7 +39,9 @@ def test_random_schedules():
     assert events["steps"] > 10 * SCHEDULES
     # Every kind of fault and of end did occur.
     faults = [membership_world.name_of(fault) for fault in membership_world.OFTEN]
-    assert not [name for name in (*faults, "ended in order", "stopped", "finished", "given up") if not events[name]]
+    assert not [
+        name for name in (*faults, "ended in order", "stopped", "finished", "hosts gave up") if not events[name]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_who_may_go_on(hosts, least, members, left, answer):
 def test_an_offer_from_before_a_suspend_is_void():
     """The others may have started and been stopped while this host slept."""
     offer = m.Generation(5, BOTH)
-    caller = m.KeeperState("desktop", m.TRAINING, offer, go=True, promised=5, last=offer, hears=("laptop",))
+    caller = m.KeeperState("desktop", m.TRAINING, offer, promised=5, last=offer, hears=("laptop",))
     own = m.OwnState(m.KeeperState("laptop", m.PROMISED, offer, promised=5))
     assert m.decide(RULES, own, received(5, caller), 5.0)[1] == m.START
     own, order = m.decide(RULES, memory.slept(own, 5.0, 60.0), received(5, caller), 5.0)
@@ -97,17 +99,15 @@ def test_all_of_the_part_that_gives_way_know_it(ended):
     mine = attic.public.generation
     leader = m.KeeperState("a", m.ENDING, mine, last=mine, regroup=4, apart=True, hears=("b",), why="c has more steps")
     if ended:
-        attic = m.rank_ended(attic, 50.0, 35, m.STOPPED)
+        attic = m.rank_ended(THREE, attic, 50.0, 35, m.STOPPED)
     attic = m.decide(THREE, attic, received(50, leader), 50.0)[0]
     assert (attic.public.apart, attic.public.state) == (True, m.IDLE if ended else m.ENDING)
 
 
-def died(rules, own, number, steps, when, members=BOTH, others=(), **how):
-    """A host whose rank failed in this generation, after it has joined or offered the next one."""
-    own = m._started(own.with_fields(promised=number), m.Generation(number, members), when)
-    own = m.rank_ended(own, when + 5, steps, m.FAILED, **how)
-    messages = {public.host: public for public in others}
-    return m._join(rules, own, messages, m.Generation(number + 1, members), when + 10, m.OFFERED)
+def died(own, number, steps, when, failure=""):
+    """A host whose rank failed in this generation."""
+    own = m._started(own.with_fields(promised=number), m.Generation(number, BOTH), when)
+    return m.rank_ended(RULES, own, when + 5, steps, m.FAILED, own_failure=failure)
 
 
 @pytest.mark.parametrize("steps", [(17, 17, 17), (1, 2, 3, 4)])
@@ -115,74 +115,83 @@ def test_a_rank_that_fails_by_itself_time_and_again_is_given_up(steps):
     own, other = m.OwnState(m.KeeperState("laptop")), m.OwnState(m.KeeperState("desktop"))
     for number, step in enumerate(steps):
         assert own.public.state != m.FAILED
-        others = m.KeeperState("laptop", crashed=number + 1), m.KeeperState("desktop")
-        other = died(RULES, other, number + 1, step, 100.0 * number, others=others[:1])
-        own = died(RULES, own, number + 1, step, 100.0 * number, others=others[1:], by_itself=True)
+        other = died(other, number + 1, step, 100.0 * number, failure=None)
+        own = died(own, number + 1, step, 100.0 * number)
     assert own.public.state == m.FAILED
     assert own.public.why.startswith("the rank of laptop died")
     # The other host is well, so it continues alone at once, unless all hosts are needed.
-    assert other.public.state == m.OFFERED
-    other = m.change(other, 1000.0, m.IDLE)
+    assert other.public.state == m.IDLE
     alone, dummy = m.decide(RULES, other, received(1000, own.public), 1000.0)
     assert (alone.public.state, alone.public.generation.members) == (m.OFFERED, ("desktop",))
     assert again(alone, returned=True).public.failed == ("laptop",)
     # After a user's join it has one more try.
     joined = again(own, returned=True)
     assert m.decide(RULES, joined, received(1, alone.public._replace(hears=("laptop",))), 1.0)[0].public.state == m.IDLE
-    offer = m.Generation(9, BOTH)
-    joined = m._join(RULES, joined, {}, offer, 2.0, m.PROMISED)
-    assert joined.public.state == m.PROMISED
-    assert (
-        died(RULES, joined, 9, steps[-1], 10.0, others=[m.KeeperState("desktop")], by_itself=True).public.state
-        == m.FAILED
-    )
+    assert died(joined, 9, steps[-1], 10.0, failure=None).public.state == m.IDLE
+    assert died(joined, 9, steps[-1], 10.0).public.state == m.FAILED
     over, dummy = m.decide(RULES._replace(least=2), other, received(1000, own.public), 1000.0)
     assert (over.public.state, over.public.why) == (m.FAILED, "laptop gave up: " + own.public.why)
 
 
-def test_deaths_of_long_ago_do_not_count():
+def test_deaths_of_long_ago_count_only_at_their_step():
     own = m.OwnState(m.KeeperState("laptop"))
-    for number in range(20):
-        own = died(
-            RULES, own, number + 1, number, 1e6 + 1300.0 * number, others=[m.KeeperState("desktop")], by_itself=True
-        )
-    assert own.public.state == m.OFFERED
-    # Of those of an hour ago only the newest still matter, for one step may kill the rank again.
-    assert [death.step for death in own.deaths] == [17, 18, 19]
+    for number in range(100):
+        own = died(own, number + 1, number, 1e6 + 1300.0 * number)
+    assert own.public.state == m.IDLE and len(own.deaths) < 10
+    for number in (1, 2):
+        assert own.public.state == m.IDLE
+        own = died(own, 100 + number, 99, 2e6 + 5000.0 * number)
+    assert own.public.state == m.FAILED
 
 
 def test_deaths_before_a_reboot_or_a_suspend_are_not_within_the_hour():
     own = m.OwnState(m.KeeperState("laptop"))
     for number in range(3):
-        own = died(RULES, own, number + 1, number, 90000.0 * number, others=[m.KeeperState("desktop")], by_itself=True)
+        own = died(own, number + 1, number, 90000.0 * number)
     assert len(own.deaths) == 3
     for rested in (again(own, returned=True, same_boot=False), memory.slept(own, 180010.0, 90000.0)):
         for number in (4, 5, 6):
             assert rested.public.state != m.FAILED
-            rested = died(RULES, rested, number, number, 180010.0, others=[m.KeeperState("desktop")], by_itself=True)
-        assert rested.public.state == m.OFFERED
+            rested = died(rested, number, number, 180010.0)
+        assert rested.public.state == m.IDLE
 
 
-def test_a_step_that_kills_the_ranks_of_several_hosts_ends_the_run():
-    own = m.OwnState(m.KeeperState("c"))
-    for number, culprit in enumerate("aba"):
-        others = [m.KeeperState(host, crashed=number + 1 if host == culprit else 0) for host in "ab"]
-        own = died(THREE, own, number + 1, 17, 100.0 * number, ("a", "b", "c"), others)
-    assert (own.public.state, own.public.why) == (m.FAILED, "the run died 3 times at step 17")
+def test_where_the_ranks_of_two_hosts_fail_together_both_give_up_and_the_run_with_them():
+    a, b = (m.OwnState(m.KeeperState(host)) for host in "ab")
+    for number in range(1, 4):
+        a, b = (died(own, number, 17, 100.0 * number) for own in (a, b))
+    assert (a.public.state, b.public.state) == (m.FAILED, m.FAILED)
+    c, dummy = m.decide(THREE, m.OwnState(m.KeeperState("c")), received(400, a.public, b.public), 400.0)
+    assert (c.public.state, c.public.why) == (m.FAILED, "a and b gave up: " + a.public.why)
+
+
+def test_what_befalls_other_hosts_ends_the_run_for_nobody():
+    """A host that is lost, and a keeper that is killed with its rank, by whose end another rank dies."""
+    own = m.OwnState(m.KeeperState("laptop"))
+    for number in range(1, 50):
+        own = died(own, number, 17, 10.0 * number, failure=None)
+        others = [m.KeeperState("desktop", restarted=True)] if number % 2 else []
+        own = m.decide(RULES, own, received(10, *others), 10.0)[0]._replace(since=0.0).with_fields(state=m.IDLE)
+    mine = m.Generation(60, BOTH)
+    own = m._started(own.with_fields(generation=mine), mine, 600.0)
+    own, order = m.decide(RULES, own, {}, 610.0)
+    assert (own.public.state, order) == (m.ENDING, m.SAVE)
+    own = m.rank_ended(RULES, own, 612.0, 17, m.FAILED, own_failure="")
+    assert (own.public.state, own.deaths) == (m.IDLE, ())
 
 
 def test_a_run_that_stalls_at_one_step_while_all_are_there_ends():
     own = m.OwnState(m.KeeperState("laptop"))
-    for number in range(1, 4):
-        own = died(
-            RULES, own, number, 17, 100.0 * number, others=[m.KeeperState("desktop", last=m.Generation(number, BOTH))]
-        )
-    assert own.public.why == "the run died 3 times at step 17"
+    for number in range(1, 11):
+        assert own.public.state == m.IDLE
+        own = died(own, number, 17, 100.0 * number, failure=None)
+        own, dummy = m.decide(RULES, own, received(10, m.KeeperState("desktop", hears=("laptop",))), 10.0)
+    assert (own.public.state, own.public.why) == (m.FAILED, "the run died 10 times at step 17")
 
 
 def test_a_signal_to_a_rank_that_nobody_explains_costs_no_wait():
-    desktop = m.rank_ended(trains(RULES, "desktop", BOTH), 111.0, 20, m.STOPPED)
-    laptop = m.rank_ended(trains(RULES, "laptop", BOTH), 111.0, 20, m.STOPPED)
+    desktop = m.rank_ended(RULES, trains(RULES, "desktop", BOTH), 111.0, 20, m.STOPPED)
+    laptop = m.rank_ended(RULES, trains(RULES, "laptop", BOTH), 111.0, 20, m.STOPPED)
     training = trains(RULES, "laptop", BOTH)
     assert m.decide(RULES, desktop, received(111, training.public), 111.0)[0].public.state == m.ASKING
     assert m.decide(RULES, desktop, received(112, laptop.public), 112.0)[0].public.state == m.IDLE
@@ -202,18 +211,18 @@ def test_who_is_not_asked_to_stop_yet_waits_for_its_rank_to_end_with_the_others(
     assert (laptop.public.state, order) == (m.ENDING, m.FINISH_STEP)
     desktop, order = m.decide(RULES, trains(RULES, "desktop", BOTH, number), received(110, laptop.public), 110.0)
     assert (desktop.public.state, order) == (m.TRAINING, "")
-    desktop = m.rank_ended(desktop, 112.0, 20, m.STOPPED)
-    laptop = m.rank_ended(laptop, 112.0, 20, m.STOPPED)
+    desktop = m.rank_ended(RULES, desktop, 112.0, 20, m.STOPPED)
+    laptop = m.rank_ended(RULES, laptop, 112.0, 20, m.STOPPED)
     desktop, order = m.decide(RULES, desktop, received(113, laptop.public), 113.0)
     assert (desktop.public.state, order) == (m.STOPPED, "")
 
 
 def test_what_another_start_would_not_change_is_not_tried_again():
     own = trains(RULES, "desktop", BOTH)
-    own = m.rank_ended(own, 108.0, 17, m.FAILED, "the shard is damaged", by_itself=True)
+    own = m.rank_ended(RULES, own, 108.0, 17, m.FAILED, "the shard is damaged", "it")
     assert (own.public.state, own.public.why) == (m.FAILED, "the shard is damaged")
     # The others hear of it after their ranks have ended, too.
-    other = m.rank_ended(trains(RULES, "laptop", BOTH), 108.0, 17, m.FAILED)
+    other = m.rank_ended(RULES, trains(RULES, "laptop", BOTH), 108.0, 17, m.FAILED)
     assert m.decide(RULES, other, received(109, own.public), 109.0)[0].public.generation.members == ("laptop",)
     other, order = m.decide(RULES._replace(least=2), other, received(109, own.public), 109.0)
     assert (other.public.state, order) == (m.FAILED, "")

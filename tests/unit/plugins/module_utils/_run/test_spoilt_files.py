@@ -30,7 +30,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
     table,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import Session, Spec
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import Session
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.tmux import Tmux
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server as shard_server
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests
@@ -110,9 +110,10 @@ def look_everywhere(base: Path) -> None:
     assert deployed == {} or (deployed["world"], len(deployed["nodes"])) == (1, 1)
     session = Session("job", run, Tmux())
     session.left_over()
-    for wanted in (None, Spec(("true",), "/", None, "/tmp/log")):
+    job: Any = {"argv": ["true"], "chdir": "/", "env_file": None, "log": "/tmp/log"}
+    for wanted in (None, job):
         session.describe(wanted, session.status()["state"])
-    session.same(Spec(("true",), "/", None, "/tmp/log"))
+    session.same(job)
     boot.was_cut_short(run)
     Digests(run).known("a")
     shard_server.running(f"{run}/server.state")
