@@ -23,8 +23,6 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from nanochat.kit.common import leave
-
 STDIN = 0
 # Ignored: the rank gets them too, and input ends when the keeper does.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -72,7 +70,10 @@ def become(order: dict[str, Any]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         code = 1
-    leave(code if isinstance(code, int) else int(code is not None))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, AttributeError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":
