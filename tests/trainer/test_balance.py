@@ -65,7 +65,7 @@ def test_small_differences_and_a_single_look_change_nothing() -> None:
 
 def test_steps_of_which_a_rank_tells_nothing_and_the_first_ones_are_left_out() -> None:
     balancer = Balancer(Shares([6, 6], [1, 1]), 0.6)
-    for dummy in range(balance.WARM_UP):
+    for dummy in range(2):
         assert balancer.hear([100.0, 1.0]) is None
     assert all(balancer.hear([0.0, 50.0]) is None for dummy in range(100))
     assert all(balancer.hear([1.0, 1.0]) is None for dummy in range(100))

@@ -80,7 +80,7 @@ def test_ranks_with_and_without_kernels_end_with_the_same_weights(tmp_path: Path
     ranks.passed(ranks.finish(job.start("--num-iterations", "3", extra={0: ["--kernels", "auto"]})))
     kernels = [job.events("start", rank)[0]["kernels"] for rank in (0, 1)]
     assert {"adamw", "muon_apply"} <= set(kernels[0]) and kernels[1] == []
-    assert [job.events("end", rank)[0]["identical"] for rank in (0, 1)] == [True, True]
+    assert [job.events("digest", rank)[-1]["identical"] for rank in (0, 1)] == [True, True]
 
 
 def test_field_07_field_09_settings_and_data_that_differ_are_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from nanochat.kit.common import BadCheckpoint, Ranks, UserError
 from nanochat.parallel.comm import Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import resume
-from nanochat.run.lineage import BASE_TRAINING, TRAINING, wanted
+from nanochat.run.lineage import BASE, wanted
 
 T = TypeVar("T")
 META = {"step": 1, "model_config": {"n_layer": 3}}
@@ -165,7 +165,7 @@ def test_an_older_training_with_a_higher_step_does_not_win(hosts: Hosts) -> None
     assert hosts.choose(training=NEW) == [(6, 0), (6, None)]
     assert hosts.choose(training=OLD) == [(12, None), (12, 1)]
     with pytest.raises(
-        BadCheckpoint, match=rf"{OLD} \(to step 12, on rank 1\) and {NEW} \(to step 6, on rank 0\); set NANO"
+        BadCheckpoint, match=rf"{OLD} \(to step 12, on rank 1\) and {NEW} \(to step 6, on rank 0\); move them away"
     ):
         hosts.choose()
     with pytest.raises(
@@ -197,7 +197,7 @@ def test_all_ranks_must_name_the_same_training(hosts: Hosts) -> None:
     def choose(comm: ThreadComm) -> Any:
         return resume.find_training(comm, hosts.folders[comm.rank], (OLD, NEW)[comm.rank])
 
-    with pytest.raises(UserError, match=f"NANOCHAT_TRAINING differs: {OLD} on rank 0, {NEW} on rank 1"):
+    with pytest.raises(UserError, match=f"training.json differs: it names {OLD} on rank 0, {NEW} on rank 1"):
         together(2, choose)
 
 
@@ -262,15 +262,10 @@ def test_upstreams_checkpoint_is_sent_with_all_its_ranks_files(hosts: Hosts) -> 
     assert hosts.obtain() == [0, 0] and hosts.names(1) == every[:-1]
 
 
-def test_the_training_comes_from_environment_or_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_comes_from_the_run_folder(tmp_path: Path) -> None:
     assert wanted(tmp_path) == ""
     (tmp_path / "training.json").write_text(json.dumps({"id": OLD, "base": NEW}))
-    assert (wanted(tmp_path), wanted(tmp_path, BASE_TRAINING)) == (OLD, NEW)
+    assert (wanted(tmp_path), wanted(tmp_path, BASE)) == (OLD, NEW)
     for torn in ("{", "[]", '{"id": 5}', '{"id": "../x"}'):
         (tmp_path / "training.json").write_text(torn)
         assert wanted(tmp_path) == ""
-    monkeypatch.setenv(TRAINING, NEW)
-    assert wanted(tmp_path) == NEW
-    monkeypatch.setenv(TRAINING, "newest")
-    with pytest.raises(UserError, match="NANOCHAT_TRAINING is 'newest', which is not a training id"):
-        wanted(tmp_path)

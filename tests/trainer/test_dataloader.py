@@ -9,8 +9,10 @@ import itertools
 import json
 import random
 import shutil
+import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import ranks
 import tiktoken
 import torch
 from pyarrow import parquet as pq
@@ -197,6 +200,7 @@ def test_a_loader_is_resumed_where_it_was_left(
     [
         ({}, ""),
         ({"digests": ["x", "y"]}, "the data have changed since (shard_00000.parquet, shard_00001.parquet)"),
+        ({"rank": 0, "world": 1}, ""),
         ({"world": 2}, "in the version that made it each rank read documents of its own"),
         ({"cursor": [0, 0, 1, 0, [], None]}, "in the version that made it each rank read documents of its own"),
     ],
@@ -204,9 +208,13 @@ def test_a_loader_is_resumed_where_it_was_left(
 def test_a_state_says_why_it_cannot_be_continued_exactly(change: dict[str, Any], why: str) -> None:
     shards = dataloader.dataset.inspect_split(SHARDS, "train")
     files, digests = [shard.path.name for shard in shards], [shard.digest for shard in shards]
-    state = {"rank": 0, "world": 1, "files": files, "digests": digests, "cursor": [0, 0, 1, 0], **change}
+    state = {"files": files, "digests": digests, "cursor": [0, 0, 1, 0], **change}
     found = dataloader.why_not_exact(state, shards)
     assert found.startswith(why) and bool(found) == bool(why)
+    # Earlier versions wrote no digests.
+    if "digests" not in change:
+        del state["digests"]
+        assert dataloader.why_not_exact(state, shards) == found
 
 
 def test_a_loader_that_is_closed_leaves_no_thread(tokens: Tokenizer) -> None:
@@ -215,8 +223,20 @@ def test_a_loader_that_is_closed_leaves_no_thread(tokens: Tokenizer) -> None:
     loader = Loader(tokens, SHARDS, "train", 2, 64, 0, 1)
     draw(loader, 1)
     assert threading.active_count() > before
+    begun = time.monotonic()
     loader.close()
+    assert time.monotonic() - begun < dataloader.STOP_SECONDS / 2
     assert threading.active_count() == before
+
+
+def test_a_reader_that_hangs_does_not_keep_the_process_from_ending(tmp_path: Path) -> None:
+    write_shards(tmp_path, ["text"] * 20)
+    code = (
+        "import sys, threading; from pathlib import Path; from test_dataloader import Odd, Loader; "
+        "Loader(Odd(threading.Event().wait), Path(sys.argv[1]), 'train', 1, 8)"
+    )
+    environment = ranks.environment(0, 1, 0, {})
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=True, timeout=300)
 
 
 def test_field_07_one_row_group_is_enough_for_any_number_of_ranks(tmp_path: Path) -> None:
@@ -321,15 +341,6 @@ def test_field_32_a_million_blanks_end_with_a_sentence(tmp_path: Path, tokens: T
     with pytest.raises(DataError, match=r"row group 0 of .*a\.parquet"):
         loader.next_batch()
     loader.close()
-
-
-def test_a_reader_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
-    loader = odd_loader(tmp_path, lambda: None)
-    loader.packer.batch = sys.exit  # type: ignore[method-assign]
-    loader._put = lambda made: None  # type: ignore[method-assign]
-    with pytest.raises(DataError, match="the data reader thread died"):
-        for dummy in range(10):
-            loader.next_batch()
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_field_21_weights_that_differ_are_named_and_no_record_says_identical(tmp
         job = Job(tmp_path, 2)
         assert [event["identical"] for event in job.events("digest", rank)] == [True, False]
         (end,) = job.events("end", rank)
-        assert (end["identical"], end["cause"], end["reason"]) == (False, "weights-differ", "error")
+        assert (end["cause"], end["reason"]) == ("weights-differ", "error")
     assert len({job.events("digest", rank)[-1]["digest"] for rank in (0, 1)}) == 2
 
 
@@ -124,7 +124,9 @@ def test_a_checkpoint_whose_weights_give_nan_is_removed(alone: Job, monkeypatch:
     with monkeypatch.context() as patch:
         spoil_after(patch, 6)
         flags = ("--save-every", "3", "--keep-checkpoints", "1")
-        with pytest.raises(UserError, match=r"loss is nan at step 6, .* was removed; resume from step 3 with lower"):
+        with pytest.raises(
+            UserError, match=r"loss is nan at step 6, .* was removed; start again with --resume-from-step 3 and"
+        ):
             run_alone(alone, *flags)
     assert alone.events("end")[-1]["cause"] == "non-finite-loss"
     assert checkpoints.steps_in(alone.checkpoints(0)) == [3]
@@ -134,7 +136,7 @@ def test_a_checkpoint_whose_weights_give_nan_is_removed(alone: Job, monkeypatch:
 def test_a_resumed_run_whose_loss_is_nan_names_an_older_checkpoint(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     run_alone(alone, "--num-iterations", "6", "--save-every", "3")
     spoil_after(monkeypatch, 0)
-    with pytest.raises(UserError, match=r"are those of the checkpoint; resume from --resume-from-step 3"):
+    with pytest.raises(UserError, match=r"unusable; start again with --resume-from-step 3"):
         run_alone(alone, "--resume")
     # They were sound when saved, and may be again with other settings.
     assert checkpoints.steps_in(alone.checkpoints(0)) == [3, 6]
@@ -237,7 +239,10 @@ def test_a_log_that_cannot_be_written_does_not_end_a_training(tmp_path: Path) ->
 
 def test_a_bug_is_located_even_if_its_traceback_cannot_be_written(alone: Job, capsys: Any) -> None:
     run = ready(connect(Ranks(0, 0, 1), "cpu", 20.0, {}), alone.folder)
-    for folder, words in ((alone.folder, "the traceback is in"), (alone.folder / "gone", "cannot be written to")):
+    for folder, words in (
+        (alone.folder, f"crash-{os.getpid()}.txt"),
+        (alone.folder / "gone", "raised in test_a_bug_is"),
+    ):
         run.journal.folder = folder
         told = None
         try:
@@ -245,8 +250,6 @@ def test_a_bug_is_located_even_if_its_traceback_cannot_be_written(alone: Job, ca
         except ZeroDivisionError as error:
             told = program.unexpected(run.journal, error)
         assert words in str(told)
-        assert f"crash-{os.getpid()}.txt" in str(told)
-    assert "line " in str(told)
     sys.stderr, kept = open("/dev/full", "w"), sys.stderr  # noqa: PTH123, SIM115
     try:
         assert program.fail(run.journal, None, told) == 2  # type: ignore[arg-type]

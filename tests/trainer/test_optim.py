@@ -9,14 +9,15 @@ import pytest
 import torch
 from reference import RATES, model_of, train
 
-from nanochat.model.optim import REFRESH_STEPS, AdamWGroup, DenseAdamW, Optimizer, RowAdamW
+from nanochat.model.kernels import AdamWConstants
+from nanochat.model.optim import REFRESH_STEPS, DenseAdamW, Optimizer, RowAdamW
 
 
 @pytest.mark.parametrize("columns", [32, 40])
 def test_rows_left_alone_end_with_the_bits_of_a_dense_optimizer(columns: int) -> None:
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(200, columns, generator=generator)
-    group = AdamWGroup(0.3, 0.8, 0.995, 0.01)
+    group = AdamWConstants(0.3, 0.8, 0.995, 0.01)
     lazy, dense = RowAdamW(start.clone(), group), DenseAdamW(start.clone(), group)
     history: dict[int, float] = {}
     for step in range(1, 3 * REFRESH_STEPS):
@@ -47,8 +48,8 @@ def test_rows_lag_behind_no_longer_than_their_turn() -> None:
 def test_the_number_of_threads_changes_no_bit_of_adamw(threads: int) -> None:
     generator = torch.Generator().manual_seed(0)
     p, g = torch.randn(3, 34567, generator=generator), torch.randn(3, 34567, generator=generator)
-    state = DenseAdamW(p.clone(), AdamWGroup(0.3, 0.8, 0.995, 0.01))
-    wanted = DenseAdamW(p.clone(), AdamWGroup(0.3, 0.8, 0.995, 0.01))
+    state = DenseAdamW(p.clone(), AdamWConstants(0.3, 0.8, 0.995, 0.01))
+    wanted = DenseAdamW(p.clone(), AdamWConstants(0.3, 0.8, 0.995, 0.01))
     wanted.update(g, 1.0, 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

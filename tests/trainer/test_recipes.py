@@ -17,9 +17,8 @@ from trainings import Job
 STAGE = '(BASE, SFT, Stage("more", "scripts.more", "more_checkpoints"))'
 MORE = """
 import sys
-from typing import ClassVar
 from nanochat.kit.common import exit_code
-from nanochat.kit.settings import BaseModelSettings, parse_later
+from nanochat.kit.settings import parse_chat
 from nanochat.rules.stages import STAGES
 from nanochat.run.fine_tuning import inherited
 from nanochat.run.program import run_stage
@@ -28,11 +27,8 @@ class More(RunStage):
     folder = STAGES["more"].folder
     def __init__(self, settings):
         self.base = settings
-class MoreSettings(BaseModelSettings):
-    script: ClassVar[str] = STAGES["more"].script
-    purpose: ClassVar[str] = "Pretrain a nanochat model further"
 def main():
-    settings = parse_later(MoreSettings, sys.argv[1:], inherited)
+    settings = parse_chat([*sys.argv[1:], "--conversations", "none"], inherited)
     return run_stage(settings, lambda: More(settings))
 sys.exit(exit_code(main))
 """

@@ -66,7 +66,7 @@ def test_field_35_the_remaining_rank_saves_and_continues_alone(number: signal.Si
     back = Job(job.folder, 2)
     back.run("--resume", "--save-on-loss", "--num-iterations", str(STEPS + 3))
     assert back.events("start", 1)[-1]["resumed_from"] == STEPS
-    assert back.events("end", 1)[-1]["identical"] is True
+    assert back.events("digest", 1)[-1]["identical"] is True
 
 
 def test_a_run_that_often_loses_ranks_keeps_no_more_checkpoints_than_it_should(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_run_that_often_loses_ranks_keeps_no_more_checkpoints_than_it_should(t
 
 def train_a_step_and_lose_the_other(comm: Comm, folder: str) -> None:
     run = ready(comm, folder, "--save-on-loss", "--resume", "--head", "whole")
-    start_event(run, {})
+    start_event(run)
     train_step(run)
     assert str(saving.save_alone(run)).startswith("saved step ")
     run.journal.metrics.close()

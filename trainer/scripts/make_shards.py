@@ -16,13 +16,13 @@ The output folder appears whole or not at all.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import inspect
 import os
 import shutil
 import sys
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,24 +89,19 @@ def prose(program: str) -> str:
     return "\n\n".join(text for text in texts if letters[text] > PROSE_LETTERS * len(text))
 
 
-def read_documents(files: Sequence[Path], only_prose: bool) -> tuple[list[str], Counter[str]]:
-    """The texts of all files, in an order that depends only on their content, and the number of skipped files by reason."""
+def read_documents(files: Sequence[Path], only_prose: bool) -> tuple[list[str], int]:
+    """The texts of all files, in an order that depends only on their content, and how many files have none."""
     documents: list[str] = []
-    skipped: Counter[str] = Counter()
+    skipped = 0
     for path in files:
-        try:
+        text = ""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
             text = path.read_bytes().decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            skipped["unreadable" if isinstance(error, OSError) else "binary"] += 1
-            continue
         if only_prose and path.suffix == ".py":
             text = prose(text)
-        if "\0" in text:
-            skipped["binary"] += 1
-        elif not text.strip():
-            skipped["empty"] += 1
-        else:
-            documents.extend(piece for piece in cut(text) if piece.strip())
+        pieces = [] if "\0" in text else [piece for piece in cut(text) if piece.strip()]
+        documents += pieces
+        skipped += not pieces
     documents.sort(key=lambda text: hashlib.sha256(text.encode()).digest())
     return documents, skipped
 
@@ -160,8 +155,7 @@ def make(args: Namespace) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
     print(
         f"wrote {args.shards} shards with {len(documents)} documents of {sum(map(len, documents))} characters to {args.out}; "
-        f"of {len(files)} files {skipped['binary']} were not UTF-8 text, {skipped['empty']} empty, "
-        f"{skipped['unreadable']} unreadable"
+        f"{skipped} of {len(files)} files are no readable UTF-8 text, or empty"
     )
 
 

@@ -42,24 +42,24 @@ def replay(cases: Json, data: Path) -> Json:
     token_bytes = tokenizers.load_token_bytes(data / "tokenizer", tokenizer.vocab_size)
     shards = dataset.inspect(dataset.shard_paths(folder))
 
-    def batches(case: Json, last: int, position: Json | None = None) -> list[Json]:
-        """The batches of one loader up to this number, each with the position after it."""
-        split, rows, length, rank, world = (case[name] for name in ("split", "B", "T", "rank", "world"))
+    def drawn(case: Json, count: int, position: Json | None = None) -> list[Json]:
+        """The first batches of a loader, each with the position after it."""
+        world, rank, split, rows, length = (case[name] for name in WHERE)
         loader = Loader(tokenizer, folder, split, rows, length, rank, world, position=position)
         with contextlib.closing(loader):
-            drawn = (loader.next_batch() for dummy in range(last + 1))
-            return [{"x": digest(x), "y": digest(y), "state": loader.position()} for x, y in drawn]
+            pairs = (loader.next_batch() for dummy in range(count))
+            return [{"x": digest(x), "y": digest(y), "state": loader.position()} for x, y in pairs]
 
-    def loaded(case: Json) -> Json:
+    def replayed(case: Json) -> Json:
         """The requested batches of one loader."""
-        wanted = [int(batch["i"]) for batch in case["batches"]]
-        found = batches(case, max(wanted, default=-1))
-        return {**{name: case[name] for name in WHERE}, "batches": [{"i": one, **found[one]} for one in wanted]}
+        numbers = [int(batch["i"]) for batch in case["batches"]]
+        found = drawn(case, max(numbers) + 1)
+        return {**case, "batches": [{"i": number, **found[number]} for number in numbers]}
 
     def resumed(case: Json) -> Json:
         """The first batch after a position. The golden file's case omits what all cases share."""
         first: Json = next(iter(cases.get("loader", [])), {"B": 2, "T": 64})
-        [found] = batches({"split": "train", "B": first["B"], "T": first["T"], **case}, 0, case["state_in"])
+        [found] = drawn({"split": "train", "B": first["B"], "T": first["T"], **case}, 1, case["state_in"])
         kept = {name: case[name] for name in (*WHERE, "state_in") if name in case}
         return {**kept, "x": found["x"], "y": found["y"], "state_out": found["state"]}
 
@@ -69,7 +69,7 @@ def replay(cases: Json, data: Path) -> Json:
         "docs_per_group": shards[0].group_rows[0],
         "vocab": tokenizer.vocab_size,
         "token_bytes_sum": int(token_bytes.sum()),
-        "loader": [loaded(case) for case in cases.get("loader", [])],
+        "loader": [replayed(case) for case in cases.get("loader", [])],
     }
     if "resume" in cases:
         given = cases["resume"]
@@ -86,10 +86,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         cases = json.loads(args.cases.read_text(encoding="utf-8"))
         args.write.write_text(json.dumps(replay(cases, args.data), indent=1) + "\n", encoding="utf-8")
-    except KeyError as error:
-        raise UserError(f"a case in {args.cases} does not say its {error}.") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot replay {args.cases} into {args.write}: {error}.") from None
+    except (LookupError, OSError, ValueError) as error:
+        raise UserError(f"cannot replay {args.cases} into {args.write}: {error!r}.") from None
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 
     loader = ChatLoader(Talks(path, tokenizer), rows=8, length=512)
     x, y = loader.next_batch()   # the rows of the coming step
-    loader.last.counted          # its targets
     loader.position()            # everything needed to resume
 
 A position in the data is two numbers: the epoch, and how many of its conversations were read.
@@ -69,8 +68,7 @@ class PackedRows(NamedTuple):
 
     inputs: Tensor
     targets: Tensor
-    epoch: int
-    read: int
+    cursor: Cursor
 
 
 def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: bool = False) -> PackedRows:
@@ -100,14 +98,7 @@ def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: boo
                 "--max-seq-len, or shorter conversations."
             )
     targets = torch.where(learnt[:, 1:], tokens[:, 1:], IGNORED)
-    return PackedRows(tokens[:, :-1].contiguous(), targets, epoch, index)
-
-
-class ChatBatch(NamedTuple):
-    """The rows of a step: where the next ones start, and the number of targets."""
-
-    cursor: Cursor
-    counted: int
+    return PackedRows(tokens[:, :-1].contiguous(), targets, Cursor(0, index, epoch, 0))
 
 
 class ChatLoader:
@@ -122,14 +113,13 @@ class ChatLoader:
                 f"the checkpoint's position in the conversations, {dict(at)}, does not exist in {talks.path}, which has "
                 f"{len(talks)}; use the file that the run was started with."
             )
-        self.last: ChatBatch | None = None
+        self.last: PackedRows | None = None
 
     def next_batch(self) -> Pair:
         """Inputs and targets of the coming step."""
-        packed = pack(self.talks, self._cursor.epoch, self._cursor.rg_idx, self.rows, self.length)
-        self._cursor = Cursor(0, packed.read, packed.epoch, 0)
-        self.last = ChatBatch(self._cursor, int((packed.targets != IGNORED).sum()))
-        return packed.inputs, packed.targets
+        self.last = pack(self.talks, self._cursor.epoch, self._cursor.rg_idx, self.rows, self.length)
+        self._cursor = self.last.cursor
+        return self.last.inputs, self.last.targets
 
     def position(self) -> dict[str, int]:
         """Where the next step continues, in upstream's format; rg_idx counts conversations."""
@@ -148,5 +138,5 @@ def epoch_batches(talks: Talks, rows: int, length: int) -> Iterator[Pair]:
     index = 0
     while index < len(talks):
         packed = pack(talks, 1, index, rows, length, once=True)
-        index = packed.read
+        index = packed.cursor.rg_idx
         yield packed.inputs, packed.targets

@@ -18,7 +18,6 @@ returned.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 import math
 import operator
@@ -29,6 +28,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,22 +82,19 @@ class WaitingDocuments:
     """Documents waiting for a row, by length and then by age."""
 
     def __init__(self) -> None:
-        self.order: list[tuple[int, int]] = []
-        self.tokens: dict[int, Tokens] = {}
+        self.order: list[tuple[int, int, Tokens]] = []
         self.count = 0
 
     def add(self, tokens: Tokens) -> None:
         """Add a document."""
-        bisect.insort(self.order, (len(tokens), self.count))
-        self.tokens[self.count] = tokens
+        bisect.insort(self.order, (len(tokens), self.count, tokens))
         self.count += 1
 
     def take(self, room: int) -> Tokens:
         """The longest that fits (the oldest of equals), or else the shortest, to be cropped."""
-        end = bisect.bisect_left(self.order, (room + 1, -1))
-        at = bisect.bisect_left(self.order, (self.order[end - 1][0], -1)) if end else 0
-        dummy, number = self.order.pop(at)
-        return self.tokens.pop(number)
+        end = bisect.bisect_left(self.order, (room + 1,))
+        at = bisect.bisect_left(self.order, (self.order[end - 1][0],)) if end else 0
+        return self.order.pop(at)[-1]
 
 
 class Packer:
@@ -156,7 +153,7 @@ class Packer:
 
     def left(self) -> list[Tokens]:
         """What was read and is not in a batch yet, in order of arrival."""
-        return list(self.waiting.tokens.values())
+        return [tokens for dummy, dummy2, tokens in sorted(self.waiting.order, key=operator.itemgetter(1))]
 
     def _fill(self, row: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         filled = 0
@@ -236,7 +233,7 @@ def cut_rows(tokens: Tokens, bos: int, length: int) -> tuple[list[Tokens], Token
 
 
 class Loader:
-    """Batches for one rank, packed ahead by a thread; if that ends, next_batch() reports it."""
+    """Batches for one rank, packed ahead by a thread; next_batch() raises what a batch failed with."""
 
     def __init__(
         self,
@@ -254,7 +251,7 @@ class Loader:
         ahead: int = BATCHES_AHEAD,
     ) -> None:
         """state: where to resume exactly, position: where to resume like upstream; patience: timeout in seconds without progress;
-        interrupted: whether to stop waiting; ahead: number of batches to prepare."""
+        interrupted: whether to stop waiting; ahead: number of batches to prepare besides the one being made."""
         self.shards = shards = dataset.inspect_split(folder, split)
         kind = TextPacker if shards[0].every_token else Packer
         self.packer = kind(tokenizer, shards, rows, length, rank, world)
@@ -266,19 +263,21 @@ class Loader:
             self.packer.resume_near(_checked(position, len(shards), folder))
         self.last: LoadedBatch | None = None
         self.patience, self.interrupted = patience, interrupted
-        self._ready: queue.Queue[LoadedBatch | BaseException] = queue.Queue(ahead)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dataloader", daemon=True)
+        self._orders: queue.SimpleQueue[Future[LoadedBatch] | None] = queue.SimpleQueue()
+        self._ahead: deque[Future[LoadedBatch]] = deque()
+        for dummy in range(ahead + 1):
+            self._order()
+        # A thread that hangs on a dead disk must not keep the process from ending.
+        self._thread = threading.Thread(target=self._work, name="dataloader", daemon=True)
         self._thread.start()
 
     def next_batch(self) -> Pair:
         """Inputs and targets, int64 [rows, length]."""
-        made = self._next()
-        if isinstance(made, BaseException):
-            # Keep it: the thread is gone, and later calls must not wait forever.
-            self._ready.put(made)
-            raise made
-        self.last = made
+        self._wait()
+        # One that failed stays the next: there is nothing behind it.
+        self.last = made = self._ahead[0].result()
+        self._ahead.popleft()
+        self._order()
         return made.inputs, made.targets
 
     def position(self) -> dict[str, int]:
@@ -293,41 +292,34 @@ class Loader:
         lengths = torch.tensor([len(tokens) for tokens in batch.waiting], dtype=torch.int64)
         tokens = torch.from_numpy(np.concatenate(batch.waiting)) if batch.waiting else torch.empty(0, dtype=torch.int32)
         files, digests = [shard.path.name for shard in self.shards], [shard.digest for shard in self.shards]
-        # Earlier versions also wrote states of one of several ranks.
-        place = {"rank": 0, "world": 1, "files": files, "digests": digests, "cursor": list(batch.cursor)}
-        return {**place, "lengths": lengths, "tokens": tokens}
+        return {"files": files, "digests": digests, "cursor": list(batch.cursor), "lengths": lengths, "tokens": tokens}
 
     def close(self) -> None:
         """Stop the thread."""
-        self._closed.set()
-        self._thread.join(10)
+        for one in self._ahead:
+            one.cancel()
+        self._orders.put(None)
+        self._thread.join(STOP_SECONDS)
 
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            made: LoadedBatch | BaseException
-            try:
-                made = self.packer.batch()
-            # Whatever ends this thread, the training thread must learn of it.
-            except BaseException as error:
-                made = error
-            self._put(made)
-            if isinstance(made, BaseException):
-                return
+    def _order(self) -> None:
+        """Order one more batch."""
+        self._ahead.append(Future())
+        self._orders.put(self._ahead[-1])
 
-    def _put(self, made: LoadedBatch | BaseException) -> None:
-        while not self._closed.is_set():
-            try:
-                self._ready.put(made, timeout=0.1)
-                return
-            except queue.Full:
-                continue
+    def _work(self) -> None:
+        for made in iter(self._orders.get, None):
+            if made.set_running_or_notify_cancel():
+                try:
+                    made.set_result(self.packer.batch())
+                # Whatever ends a batch, the training thread must learn of it.
+                except BaseException as error:
+                    made.set_exception(error)
 
-    def _next(self) -> LoadedBatch | BaseException:
+    def _wait(self) -> None:
+        """Wait for the next batch as long as there is progress."""
         began = moved = time.monotonic()
         cursor, asked = self.packer.cursor, math.inf
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return self._ready.get(timeout=POLL_SECONDS)
+        while not wait(itertools.islice(self._ahead, 1), POLL_SECONDS).done:
             now = time.monotonic()
             if self.packer.cursor != cursor:
                 cursor, moved = self.packer.cursor, now
@@ -343,8 +335,6 @@ class Loader:
                     f"no data arrived for {now - moved:.0f} s; the last read was {self.packer.place()}; "
                     "check that disk, then resume."
                 )
-            if not self._thread.is_alive() and self._ready.empty():
-                raise DataError(f"the data reader thread died at {self.packer.place()}.")
 
 
 def why_not_exact(state: Mapping[str, Any], shards: Sequence[dataset.Shard]) -> str:
@@ -358,7 +348,7 @@ def why_not_exact(state: Mapping[str, Any], shards: Sequence[dataset.Shard]) -> 
         more = f" and {len(changed) - SHOWN_NAMES} more" if len(changed) > SHOWN_NAMES else ""
         shown = ", ".join(changed[:SHOWN_NAMES]) + more
         return f"the data have changed since ({shown}), and training continues with what is there now"
-    if state.get("world") != 1 or len(state["cursor"]) != len(Cursor._fields):
+    if state.get("world", 1) != 1 or len(state["cursor"]) != len(Cursor._fields):
         return "in the version that made it each rank read documents of its own, so some may be read twice or left out"
     return ""
 

@@ -154,17 +154,15 @@ def load(folder: Path) -> Tokenizer:
 
 
 def load_token_bytes(folder: Path, vocab_size: int) -> torch.Tensor:
-    """Bytes of each token, from the file beside the tokenizer."""
+    """Bytes of each token, from the file beside the tokenizer: upstream has counted some of them otherwise."""
     path = folder / BYTES_NAME
     try:
         sizes = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise DataError(f"there is no {path}, which the evaluation needs; run python -m scripts.tok_train.") from None
     except Exception as error:
         raise DataError(
-            f"{path} cannot be read: {first_line(error)}; copy it again or run scripts.tok_train."
+            f"{path}, which the evaluation needs, cannot be read: {first_line(error)}; copy it again or run scripts.tok_train."
         ) from None
-    if not isinstance(sizes, torch.Tensor) or sizes.ndim != 1 or len(sizes) != vocab_size:
+    if not isinstance(sizes, torch.Tensor) or sizes.shape != (vocab_size,):
         raise DataError(
             f"{path} does not match the tokenizer beside it, which has {vocab_size} tokens; copy both again."
         )

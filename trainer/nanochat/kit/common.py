@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,7 @@ BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
 # The process name of a rank, by which the collection recognises one.
 RANK_NAME = "nanochat-rank"
+
 
 # The current environment; tests pass their own.
 ENVIRON: Mapping[str, str] = MappingProxyType(os.environ)
@@ -132,12 +133,9 @@ def checkpoint_dir(tag: str, stage: str = BASE.folder) -> Path:
 
 def writable_folder(path: Path, what: str) -> Path:
     """Create the folder if necessary and check that it is writable, so that a run cannot fail at its first save."""
-    # Two containers may share process ids and a folder.
-    probe = path / f".writable-{secrets.token_hex(8)}"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink(missing_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         cause = disk_cause(error)
         raise UserError(f"cannot write to {path}, the folder for {what}: {error.strerror or error}.", cause) from None
@@ -195,12 +193,6 @@ def matmul_type(wanted: str, environ: Mapping[str, str] = ENVIRON, flags: frozen
     return wanted
 
 
-CGROUP = {
-    "max": ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"),
-    "used": ("sys/fs/cgroup/memory.current", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
-}
-
-
 def memory_limit(root: Path = Path("/")) -> int | None:
     """Bytes of memory that this process may use: the machine's, or its control group's if lower."""
     limits = [meminfo(root, "MemTotal"), cgroup_bytes(root, "max")]
@@ -209,7 +201,7 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
 def memory_available(root: Path = Path("/")) -> int | None:
     """Bytes of memory that are left for this process."""
-    most, used = (cgroup_bytes(root, what) for what in CGROUP)
+    most, used = (cgroup_bytes(root, what) for what in ("max", "current"))
     left = [meminfo(root, "MemAvailable"), most - used if most is not None and used is not None else None]
     return min((one for one in left if one is not None), default=None)
 
@@ -230,7 +222,6 @@ def meminfo(root: Path, name: str) -> int | None:
 
 def cgroup_bytes(root: Path, what: str) -> int | None:
     """A figure of this process's control group; None where it has no limit."""
-    for name in CGROUP[what]:
-        with contextlib.suppress(OSError, ValueError):
-            return int((root / name).read_text(encoding="ascii"))
+    with contextlib.suppress(OSError, ValueError):
+        return int((root / f"sys/fs/cgroup/memory.{what}").read_text(encoding="ascii"))
     return None

@@ -20,7 +20,6 @@ from nanochat.kit.common import UserError, check_device, checkpoint_dir
 from nanochat.rules import model_size, stages, ways
 
 Kind = TypeVar("Kind", bound="Settings")
-OfBase = TypeVar("OfBase", bound="BaseModelSettings")
 
 # Larger figures are typing errors that would take all time or memory.
 MOST, LARGEST, MOST_ROWS, MOST_BATCH = 2**53, 1e30, 2**24, 2**36
@@ -136,16 +135,7 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True)
-class BaseModelSettings(Settings):
-    """Further settings of stages with a base model."""
-
-    base_checkpoints: str = option("", "folder of the base model's checkpoints (default: base_checkpoints/TAG)")
-    model_step: int = option(-1, "step of the base model; -1: the newest")
-    load_optimizer: int = option(1, "start with the base model's momentum; 0: without", least=0, most=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class ChatSettings(BaseModelSettings):
+class ChatSettings(Settings):
     """The command line of scripts.chat_sft: pretraining's with other defaults, and fine-tuning's own."""
 
     script: ClassVar[str] = stages.SFT.script
@@ -156,6 +146,9 @@ class ChatSettings(BaseModelSettings):
     warmup_steps: int = option(0, "steps of learning rate warm-up", least=0)
     warmdown_ratio: float = option(0.5, "fraction of the steps with a falling learning rate", least=0, most=1)
     final_lr_frac: float = option(0.0, "final learning rate, as a fraction of the full one", least=0, most=1)
+    base_checkpoints: str = option("", "folder of the base model's checkpoints (default: base_checkpoints/TAG)")
+    model_step: int = option(-1, "step of the base model; -1: the newest")
+    load_optimizer: int = option(1, "start with the base model's momentum; 0: without", least=0, most=1)
     conversations: str = option("", "file with conversations, each line a JSON list of role and content")
     val_conversations: str = option("", "the same for evaluation; empty: no evaluation")
     init_lr_frac: float = option(0.8, "initial learning rate, as a fraction of pretraining's", least=0)
@@ -168,27 +161,20 @@ def parse(argv: Sequence[str]) -> Settings:
     return settings
 
 
-Inherited = Callable[[Path, int], Mapping[str, Any]]
-
-
-def parse_chat(argv: Sequence[str], inherited: Inherited) -> ChatSettings:
+def parse_chat(argv: Sequence[str], inherited: Callable[[Path, int], Mapping[str, Any]]) -> ChatSettings:
     """The settings of a fine-tuning; `inherited` are defaults from the base checkpoint."""
-    settings = parse_later(ChatSettings, argv, inherited)
-    if not settings.conversations:
-        raise UserError(f"--conversations: give a file to train on (python -m {settings.script} --help).")
-    return settings
-
-
-def parse_later(kind: type[OfBase], argv: Sequence[str], inherited: Inherited) -> OfBase:
-    """The settings of a stage that starts from a base model."""
-    parser = make_parser(kind)
-    first = _parsed(kind, parser, argv)
+    parser = make_parser(ChatSettings)
+    first = _parsed(ChatSettings, parser, argv)
     folder = Path(first.base_checkpoints) if first.base_checkpoints else checkpoint_dir(first.tag)
     parser.set_defaults(**inherited(folder, first.model_step))
-    settings = dataclasses.replace(_parsed(kind, parser, argv), base_checkpoints=str(folder))
+    settings = dataclasses.replace(_parsed(ChatSettings, parser, argv), base_checkpoints=str(folder))
+    if not settings.val_conversations:
+        settings = dataclasses.replace(settings, eval_every=-1)
     check(settings)
     if settings.total_batch_size == -1:
         refuse(settings, "total_batch_size", "set the tokens per step, because no base checkpoint here defines them")
+    if not settings.conversations:
+        raise UserError(f"--conversations: give a file to train on (python -m {settings.script} --help).")
     return settings
 
 

@@ -77,7 +77,6 @@ class KernelChoice(NamedTuple):
         return f"{', '.join(self.on) or 'none'}{off}"
 
 
-NO_KERNELS = KernelChoice([], {}, "not tried")
 _library: native.Library
 
 
@@ -270,14 +269,17 @@ def _muon_apply_trial(shape: KernelShape) -> tuple[Any, ...]:
     return *(torch.randn(4 * shape.width, shape.width) for dummy in range(2)), 0.013, 0.0007
 
 
-class AdamWStep(NamedTuple):
-    """The constants of one AdamW step."""
+class AdamWConstants(NamedTuple):
+    """AdamW's constants for one parameter; `at` gives those of a step, which count from 1."""
 
     lr: float
     beta1: float
     beta2: float
     weight_decay: float
-    step: int
+    step: int = 0
+
+    def at(self, multiplier: float, step: int) -> AdamWConstants:
+        return self._replace(lr=self.lr * multiplier, step=step)
 
     def figures(self) -> tuple[float, ...]:
         """The kernel's arguments."""
@@ -287,7 +289,7 @@ class AdamWStep(NamedTuple):
         return keep, 1 - self.beta1, self.beta2, 1 - self.beta2, root, EPSILON, size
 
 
-def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, now: AdamWStep) -> None:
+def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, now: AdamWConstants) -> None:
     """One AdamW update in place; steps count from 1. Each operation rounds once, so all CPUs agree (torch's own kernel uses
     fused multiply-adds where a CPU has them)."""
     keep, toward, beta2, square, root, epsilon, size = now.figures()
@@ -310,7 +312,7 @@ class AdamWTable(NamedTuple):
     current: Tensor | None = None
 
 
-def _make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[AdamWStep]) -> None:
+def _make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[AdamWConstants]) -> None:
     """Apply missed updates without a gradient to rows whose current steps, ascending, are `behind`, up to the last of steps."""
     zero = torch.zeros_like(p)
     first, last = int(behind[0]) + 1, steps[-1].step
@@ -320,7 +322,7 @@ def _make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[Ad
         adamw_(p[:count], zero[:count], m[:count], v[:count], now)
 
 
-def _adamw(table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
+def _adamw(table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, steps: Sequence[AdamWConstants]) -> None:
     """Apply the missed steps of some rows or all up to the last; gradient: of that step, if it is the only one missed."""
     if rows is None or table.current is None:
         assert gradient is not None
@@ -343,7 +345,9 @@ def _adamw(table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, step
     table.current[rows] = last
 
 
-def _adamw_fused(table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
+def _adamw_fused(
+    table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, steps: Sequence[AdamWConstants]
+) -> None:
     figures = [figure for step in steps for figure in step.figures()]
     sizes = (table.p.size(-1), steps[0].step - 1, steps[-1].step)
     tensors = (table.p, table.m, table.v, rows, table.current, None if gradient is None else gradient.contiguous())
@@ -353,7 +357,7 @@ def _adamw_fused(table: AdamWTable, rows: Tensor | None, gradient: Tensor | None
 def _adamw_trial(shape: KernelShape) -> tuple[Any, ...]:
     count = min(512, shape.vocabulary)
     p, m, v = (torch.randn(count, shape.width) for dummy in range(3))
-    steps = [AdamWStep(0.2 + 0.01 * step, 0.8, 0.995, 0.01, step) for step in range(3, 8)]
+    steps = [AdamWConstants(0.2 + 0.01 * step, 0.8, 0.995, 0.01, step) for step in range(3, 8)]
     current = torch.randint(2, 7, (count,), dtype=torch.int32)
     return AdamWTable(p, m.mul_(0.1), v.square_(), current), torch.randperm(count), None, steps
 

@@ -26,8 +26,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ from nanochat.kit.common import UserError
 from nanochat.model import kernels
 from nanochat.model.gpt import GPT
 from nanochat.model.gradients import HEAD, MATMUL_TYPES, is_table
-from nanochat.model.kernels import EPSILON, AdamWStep
+from nanochat.model.kernels import EPSILON, AdamWConstants
 from nanochat.model.layers import Buffers
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import StepSchedule
@@ -59,21 +58,7 @@ POLAR_COEFFICIENTS: PolarCoefficients = (
 )
 
 
-@dataclass(frozen=True)
-class AdamWGroup:
-    """AdamW's constants for one parameter."""
-
-    lr: float
-    beta1: float
-    beta2: float
-    weight_decay: float
-
-    def at(self, multiplier: float, step: int) -> AdamWStep:
-        return AdamWStep(self.lr * multiplier, self.beta1, self.beta2, self.weight_decay, step)
-
-
-@dataclass(frozen=True)
-class LearningRates:
+class LearningRates(NamedTuple):
     """As given on the command line, times the batch scale."""
 
     embedding: float = 0.3
@@ -82,24 +67,22 @@ class LearningRates:
     scalar: float = 0.5
 
     def scaled(self, factor: float) -> LearningRates:
-        return LearningRates(
-            self.embedding * factor, self.unembedding * factor, self.matrix * factor, self.scalar * factor
-        )
+        return LearningRates(*(rate * factor for rate in self))
 
 
-def adamw_groups(model: GPT, rates: LearningRates) -> dict[str, AdamWGroup]:
+def adamw_groups(model: GPT, rates: LearningRates) -> dict[str, AdamWConstants]:
     """AdamW's constants by parameter name, in upstream's order; Muon updates all other parameters, which must be matrices."""
     width_scale = math.sqrt(768 / model.config.n_embd)
     groups = {
-        "lm_head.weight": AdamWGroup(rates.unembedding * width_scale, 0.8, 0.96, 0.01),
-        "transformer.wte.weight": AdamWGroup(rates.embedding * width_scale, 0.8, 0.995, 0.001),
+        "lm_head.weight": AdamWConstants(rates.unembedding * width_scale, 0.8, 0.96, 0.01),
+        "transformer.wte.weight": AdamWConstants(rates.embedding * width_scale, 0.8, 0.995, 0.001),
     }
     for layer in model.value_embeds:
-        groups[f"value_embeds.{layer}.weight"] = AdamWGroup(rates.embedding * width_scale / 2, 0.8, 0.995, 0.01)
-    groups["resid_lambdas"] = AdamWGroup(rates.scalar * 0.01, 0.8, 0.95, 0.05)
-    groups["x0_lambdas"] = AdamWGroup(rates.scalar, 0.96, 0.95, 0.0)
+        groups[f"value_embeds.{layer}.weight"] = AdamWConstants(rates.embedding * width_scale / 2, 0.8, 0.995, 0.01)
+    groups["resid_lambdas"] = AdamWConstants(rates.scalar * 0.01, 0.8, 0.95, 0.05)
+    groups["x0_lambdas"] = AdamWConstants(rates.scalar, 0.96, 0.95, 0.0)
     for name in ("smear_gate.weight", "smear_lambda", "backout_lambda"):
-        groups[name] = AdamWGroup(FIXED_LR, 0.8, 0.95, 0.0)
+        groups[name] = AdamWConstants(FIXED_LR, 0.8, 0.95, 0.0)
     return groups
 
 
@@ -135,7 +118,7 @@ class Undo:
 class AdamW:
     """A parameter, or some of its rows, and its moments."""
 
-    def __init__(self, parameter: Tensor, group: AdamWGroup, part: slice = ALL_ROWS) -> None:
+    def __init__(self, parameter: Tensor, group: AdamWConstants, part: slice = ALL_ROWS) -> None:
         self.parameter, self.group, self.part = parameter[part], group, part
         self.m, self.v = torch.zeros_like(self.parameter), torch.zeros_like(self.parameter)
 
@@ -163,7 +146,7 @@ class DenseAdamW(AdamW):
 class RowAdamW(AdamW):
     """AdamW of one table. Updates of rows without a gradient are postponed, with the same result."""
 
-    def __init__(self, parameter: Tensor, group: AdamWGroup) -> None:
+    def __init__(self, parameter: Tensor, group: AdamWConstants) -> None:
         super().__init__(parameter, group)
         # The step to which each row is up to date.
         self.current = torch.zeros(len(parameter), dtype=torch.int32)

@@ -40,28 +40,10 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def file_digest(path: Path) -> str:
-    """A digest of a file; a missing file's differs from all others."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError:
-        return MISSING
-
-
-def flattened(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Nested facts as one level of "outer inner" keys with text values."""
-    flat: dict[str, str] = {}
-    for key, value in facts.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key} {inner}": shown for inner, shown in flattened(value).items()}
-        else:
-            flat[key] = value if isinstance(value, str) else json.dumps(value)
-    return flat
-
-
 def agree(comm: Comm, facts: Mapping[str, Any]) -> None:
     """Fail unless every rank has the same facts."""
-    answers = comm.exchange("the comparison of settings", [comm.host, flattened(facts)])
+    mine = {key: value if isinstance(value, str) else json.dumps(value) for key, value in facts.items()}
+    answers = comm.exchange("the comparison of settings", [comm.host, mine])
     keys = list(dict.fromkeys(key for dummy, theirs in answers for key in theirs))
     differing = [key for key in keys if len({theirs.get(key, MISSING) for dummy, theirs in answers}) > 1]
     if not differing:
@@ -98,22 +80,19 @@ def start_alike(comm: Comm, tensors: Mapping[str, Tensor]) -> list[str]:
     return differing
 
 
-def check_identical(comm: Comm, tensors: Mapping[str, Tensor], when: str) -> str:
-    """Fail if the ranks have diverged; returns the digest of all tensors."""
-    answers = comm.exchange(f"the comparison of weights {when}", digests(tensors), patient=True)
+def compare_weights(comm: Comm, tensors: Mapping[str, Tensor], when: str) -> tuple[str, UserError | None]:
+    """The digest of this rank's tensors, and the error if the ranks have diverged."""
+    mine = digests(tensors)
+    whole = hashlib.sha256(json.dumps(mine).encode()).hexdigest()[:16]
+    answers = comm.exchange(f"the comparison of weights {when}", mine, patient=True)
     for name in tensors:
         values = [one[name] for one in answers]
         if len(set(values)) > 1:
             listed = ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))
-            raise UserError(
+            return whole, UserError(
                 f"the ranks hold different weights {when}; the first tensor that differs is {name} ({listed}); "
                 "resume from the last checkpoint, and suspect memory or CPU of the rank that differs.",
                 Cause.WEIGHTS_DIFFER,
                 minority(values),
             )
-    return whole_digest(answers[0])
-
-
-def whole_digest(each: Mapping[str, str]) -> str:
-    """The digest of all tensors together."""
-    return hashlib.sha256(json.dumps(each).encode()).hexdigest()[:16]
+    return whole, None

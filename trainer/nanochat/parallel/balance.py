@@ -16,12 +16,10 @@ from typing import NamedTuple
 
 from nanochat.rules.shares import head_weights, share_rows
 
-# Shares change if a step should become shorter by more than this fraction, judged by the usual step of the last ones: so many
-# seconds and steps. A slowed host gets less work within a minute.
+# Shares change if a step should become shorter by more than this fraction, judged by the median of the last steps: so many seconds and
+# steps. The first two may be slow, because they touch memory for the first time. A slowed host gets less work within a minute.
 DEAD_BAND = 0.1
-LOOK_SECONDS, LOOK_STEPS = 20.0, 4
-# Steps to skip after a start or a change: they touch memory for the first time.
-WARM_UP = 2
+LOOK_SECONDS, LOOK_STEPS = 20.0, 5
 
 
 class Shares(NamedTuple):
@@ -57,15 +55,11 @@ class Balancer:
     def __init__(self, shares: Shares, head_work: float) -> None:
         self.shares, self.head_work = shares, head_work
         self._steps: list[Sequence[float]] = []
-        self._skipped = 0
         self.speeds: list[float] = []  # that the new shares suit
 
     def hear(self, busy: Sequence[float]) -> Shares | None:
         """Add the seconds by rank (0: unknown); returns new shares, if any."""
         if not all(busy):
-            return None
-        self._skipped += 1
-        if self._skipped <= WARM_UP:
             return None
         self._steps.append(busy)
         if len(self._steps) < LOOK_STEPS or sum(map(max, self._steps)) < LOOK_SECONDS:

@@ -68,14 +68,6 @@ class StoreSilent(RuntimeError):
     """The store did not answer in time."""
 
 
-class Failure(NamedTuple):
-    """Why a rank or an exchange failed."""
-
-    text: str
-    cause: Cause
-    blames: list[int]
-
-
 class RankStatus(NamedTuple):
     """A rank's last position, and whether it is alive."""
 
@@ -84,7 +76,7 @@ class RankStatus(NamedTuple):
     last: str
     collective: int
     alive: bool
-    left: Failure | None  # its own message, if it failed
+    left: tuple[str, str, list[int]] | None  # error, cause and blamed ranks, by its own word, if it failed
 
 
 def position(phase: str, step: int) -> str:
@@ -104,14 +96,13 @@ def connect(
     device: str,
     timeout: float,
     environ: Mapping[str, str] = ENVIRON,
-    on_phase: OnPhase | None = None,
+    on_phase: OnPhase = lambda phase, step, collective: None,
 ) -> Comm:
     """Join the other ranks at MASTER_ADDR:MASTER_PORT, if any; device: "cpu". on_phase is called for every phase."""
     check_device(device)
     if ranks.world == 1:
-        return Comm(ranks, timeout, on_phase=on_phase)
-    if on_phase is not None:
-        on_phase("rendezvous", 0, 0)
+        return Comm(ranks, timeout, None, on_phase)
+    on_phase("rendezvous", 0, 0)
     comm = Comm(ranks, timeout, _open_store(ranks, timeout, environ), on_phase)
     try:
         comm.enter("rendezvous")
@@ -153,17 +144,14 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
             lambda: TCPStore(address, int(port), ranks.world, serves, limit, wait_for_workers=False, multi_tenant=True),
         )
     except (RuntimeError, dist.DistError) as error:
-        what = "serve" if serves else "reach"
-        why = "another process holds that port" if "EADDRINUSE" in str(error) else _without_noise(error)
-        todo = (
-            "stop it or choose another port."
-            if serves
-            else f"is rank 0 running there, and can this host reach port {port}?"
-        )
+        taken, what, todo = "EADDRINUSE" in str(error), "serve", "stop it or choose another port."
+        if not serves:
+            what, todo = "reach", f"is rank 0 running there, and can this host reach port {port}?"
+        why = "another process holds that port" if taken else _without_noise(error)
         raise CommError(
             f"rank {ranks.rank} ({socket.gethostname()}) could not {what} the rendezvous at {address}:{port} "
             f"within {timeout:g} s: {why}; {todo}",
-            Cause.PORT_TAKEN if "EADDRINUSE" in str(error) else Cause.STORE_LOST,
+            Cause.PORT_TAKEN if taken else Cause.STORE_LOST,
             [0],
         ) from None
     attempt, name = environ.get("TORCHELASTIC_RESTART_COUNT", "0"), environ.get("TORCHELASTIC_RUN_ID", "none")
@@ -198,7 +186,11 @@ class Comm:
     """One process's rank and its exchanges with the others."""
 
     def __init__(
-        self, ranks: Ranks, timeout: float, store: Store | None = None, on_phase: OnPhase | None = None
+        self,
+        ranks: Ranks,
+        timeout: float,
+        store: Store | None = None,
+        on_phase: OnPhase = lambda phase, step, collective: None,
     ) -> None:
         self.rank, self.local_rank, self.world = ranks
         self.timeout = timeout
@@ -240,8 +232,7 @@ class Comm:
         self.phase = phase
         self.collective += 1
         self.step = self.step if step is None else step
-        if self._on_phase is not None:
-            self._on_phase(self.phase, max(0, self.step), self.collective)
+        self._on_phase(self.phase, max(0, self.step), self.collective)
 
     def take_counters(self) -> tuple[float, int]:
         """Seconds waited and bytes sent since the last call."""
@@ -412,9 +403,9 @@ class Comm:
             with contextlib.suppress(RuntimeError, dist.DistError):
                 seen = self.ask(self._roll_call, 2 * ROLL_CALL_SECONDS)
         why = f" ({_without_noise(error)})" if error is not None else ""
-        at, failure = position(self.phase, self.step), self._failure(seen)
-        text = f"{self.name} stopped in {at}, after waiting {seconds:.0f} s for {what}{why}: {failure.text}."
-        return CommError(text, failure.cause, failure.blames)
+        at, (text, cause, blames) = position(self.phase, self.step), self._failure(seen)
+        text = f"{self.name} stopped in {at}, after waiting {seconds:.0f} s for {what}{why}: {text}."
+        return CommError(text, cause, blames)
 
     def _roll_call(self, store: Store) -> list[RankStatus]:
         others = [rank for rank in range(self.world) if rank != self.rank]
@@ -427,34 +418,32 @@ class Comm:
         rows = []
         for rank in others:
             dummy, host, phase, step, collective = json.loads(last[rank]) if last[rank] else NEVER_SEEN
-            farewell = None
-            if left[rank]:
-                text, cause, blames = json.loads(left[rank])
-                farewell = Failure(text, Cause(cause), blames)
+            farewell = json.loads(left[rank]) if left[rank] else None
             name, at = f"rank {rank} ({host})", position(phase, step)
             rows.append(RankStatus(rank, name, at, collective, last[rank] != first[rank], farewell))
         return rows
 
-    def _failure(self, seen: Sequence[RankStatus]) -> Failure:
-        """The failure that the others' states suggest."""
+    def _failure(self, seen: Sequence[RankStatus]) -> tuple[str, Cause, list[int]]:
+        """What the others' states suggest as the error, its cause, and the ranks to blame."""
         if not seen:
             text = "the rendezvous no longer answers, so rank 0 or its host is gone; check there first, then resume"
-            return Failure(text, Cause.STORE_LOST, [0])
+            return text, Cause.STORE_LOST, [0]
         for rank in seen:
             if rank.left is not None:
-                return rank.left._replace(text=f"{rank.name} failed: {rank.left.text.rstrip('.')}")
+                text, cause, blames = rank.left
+                return f"{rank.name} failed: {text.rstrip('.')}", Cause(cause), blames
         silent = [rank for rank in seen if not rank.alive]
         if silent:
             names = " and ".join(f"{rank.name}, last seen in {rank.last}" for rank in silent)
             text = f"no heartbeat from {names}; check that its process, host and network are up, then resume"
-            return Failure(text, Cause.PEER_LOST, [rank.rank for rank in silent])
+            return text, Cause.PEER_LOST, [rank.rank for rank in silent]
         behind = [rank for rank in seen if rank.collective < self.collective]
         if behind:
             late = " and ".join(f"{rank.name} did not arrive; it is alive and in {rank.last}" for rank in behind)
             text = f"{late}; check what delays it, or raise --timeout-seconds"
-            return Failure(text, Cause.PEER_LATE, [rank.rank for rank in behind])
+            return text, Cause.PEER_LATE, [rank.rank for rank in behind]
         text = "every rank is alive and arrived, so the connection between them broke; check the network, then resume"
-        return Failure(text, Cause.LINK_LOST, [])
+        return text, Cause.LINK_LOST, []
 
     # -- the end
 

@@ -99,11 +99,9 @@ def oom_kills() -> int | None:
 
     A killed process cannot say why. If this number has grown since its last heartbeat, that was why.
     """
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
-            name, dummy, number = line.partition(" ")
-            if name == "oom_kill":
-                return int(number)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines())
+        return int(counts["oom_kill"])
     return None
 
 

@@ -9,7 +9,6 @@ import contextlib
 import io
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -38,12 +37,8 @@ class Journal:
         self.metrics = Metrics(self.folder / f"metrics-rank{place}.jsonl")
         self.heartbeat = Heartbeat(self.folder / f"heartbeat-rank{place}.json", place, ranks.world)
         self.tracker = Tracker()
-        self.began = time.monotonic()
-        self.waited = 0.0
         self.notices: list[str] = []  # about the start, for status and report, too
-        self.steps, self.identical = 0, None if ranks.world > 1 else True
-        self.known: dict[str, Any] = {"val_bpb": None, "first_loss": None, "last_loss": None}
-        self._tokens, self._seconds, self._step = 0.0, 0.0, 0
+        self._step, self._steps, self._seconds = 0, 0, 0.0
 
     @staticmethod
     def place(rank: int) -> int:
@@ -71,38 +66,24 @@ class Journal:
         self.say(notice)
 
     def record(self, kind: str, step: int, **values: Any) -> None:
-        """Write an event to metrics-rankN.jsonl and remember it for the final summary."""
+        """Write an event to metrics-rankN.jsonl, and send it to the tracker."""
         self._step = step
         if kind == "step":
             values["memory_bytes"] = memory_bytes()
-            first = self.known["first_loss"]
-            self.known |= {"first_loss": values["loss"] if first is None else first, "last_loss": values["loss"]}
-            self.steps += 1
-            self.waited += values["wait_seconds"]
-            self._tokens += values["tokens_per_second"] * values["seconds"]
+            self._steps += 1
             self._seconds += values["seconds"]
-        elif kind == "eval":
-            self.known["val_bpb"] = values["val_bpb"]
-        elif kind == "digest":
-            self.identical = values["identical"]
         self.tracker.take(self.metrics.write(kind, step, **values))
 
     def seconds_per_step(self, last: float) -> float:
         """The mean step time of this process."""
-        return (self._seconds + last) / (self.steps + 1)
+        return (self._seconds + last) / (self._steps + 1)
 
     def end(
         self, reason: str, error: str | None = None, cause: Cause | None = None, blames: Sequence[int] = ()
     ) -> None:
         """Write the last event and heartbeat."""
-        code = (cause or Cause(reason)).value
-        self.metrics.write(
-            "end", self._step, reason=reason, error=error, cause=code,
-            blames=[self.place(rank) for rank in blames],
-            seconds=time.monotonic() - self.began, steps=self.steps,
-            identical=self.identical, wait_seconds=self.waited,
-            tokens_per_second=self._tokens / self._seconds if self._seconds else 0.0, **self.known,
-        )  # fmt: skip
+        code, places = (cause or Cause(reason)).value, [self.place(rank) for rank in blames]
+        self.metrics.write("end", self._step, reason=reason, error=error, cause=code, blames=places)
         self.tracker.close(reason)
         self.heartbeat.enter("end", self._step)
         self.heartbeat.close()

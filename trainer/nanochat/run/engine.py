@@ -44,10 +44,9 @@ def generate(
     stops: Collection[int] = (),
 ) -> Iterator[int]:
     """The tokens after the prompt, as they are generated; ends at a stop token, which is not yielded."""
-    device = model.lm_head.weight.device
-    generator = torch.Generator(device=device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     cache = KVCache(model, 1, len(prompt) + max_tokens)
-    ids = torch.tensor([list(prompt)], dtype=torch.int64, device=device)
+    ids = torch.tensor([list(prompt)], dtype=torch.int64)
     for dummy in range(max_tokens):
         chosen = choose(model(ids, cache=cache)[:, -1], temperature, top_k, generator)
         token = int(chosen)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from nanochat.data import conversation, tokenizer
-from nanochat.data.chat_loader import ChatBatch, ChatLoader, Talks, epoch_batches
+from nanochat.data.chat_loader import ChatLoader, PackedRows, Talks, epoch_batches
 from nanochat.data.dataloader import Pair
 from nanochat.kit import common
 from nanochat.kit.common import UserError
 from nanochat.kit.settings import ChatSettings, Settings
-from nanochat.parallel.agreement import file_digest
+from nanochat.model.ops import IGNORED
 from nanochat.rules import schedule, stages
 from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import TrainingPlan
@@ -36,7 +36,6 @@ class FineTuning(RunStage):
     """Fine-tuning on conversations."""
 
     folder = stages.SFT.folder
-    activity = "Fine-tuning"
 
     def __init__(self, settings: ChatSettings) -> None:
         self.settings = self.base = settings
@@ -65,7 +64,10 @@ class FineTuning(RunStage):
 
     def facts(self, settings: Settings, data_dir: Path) -> dict[str, Any]:
         files = [talks.path for talks in (self.talks, self.val_talks) if talks is not None]
-        return {"conversations": {f"file {number}": file_digest(path) for number, path in enumerate(files, start=1)}}
+        return {
+            f"conversations file {number}": checkpoint_manager.file_digest(path)
+            for number, path in enumerate(files, start=1)
+        }
 
     def training_loader(self, run: Reader, position: Place | None = None, state: Place | None = None) -> ChatLoader:
         return ChatLoader(self.talks, sum(run.shares.rows), run.settings.max_seq_len, position)
@@ -74,11 +76,8 @@ class FineTuning(RunStage):
         """A position in the conversations is always exact."""
         return ""
 
-    def targets(self, tokens: int, batch: ChatBatch) -> int:
-        return max(1, batch.counted)
-
-    def has_evaluation(self) -> bool:
-        return self.val_talks is not None
+    def targets(self, tokens: int, batch: PackedRows) -> int:
+        return max(1, int((batch.targets != IGNORED).sum()))
 
     @contextlib.contextmanager
     def evaluation(self, run: Reader) -> Iterator[tuple[Iterator[Pair], int | None]]:

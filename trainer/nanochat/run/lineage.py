@@ -3,17 +3,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Which training a checkpoint belongs to: everything from step 0 on, wherever it was resumed. Without torch.
 
-Each has an id, stored in every checkpoint's meta file. The one to resume is in training.json in the run
-folder, unless NANOCHAT_TRAINING names another. With neither, the ranks resume the one that all their checkpoints
-share, and refuse to choose between two. Checkpoints of other programs have no id: they belong to the training of the others in
-their folder, and without any, to whichever is resumed, unless some rank has a checkpoint with an id.
+Each has an id, stored in every checkpoint's meta file. The one to resume is in training.json in the run folder. Without it, the ranks
+resume the one that all their checkpoints share, and refuse to choose between two. Checkpoints of other programs have no id: they
+belong to the training of the others in their folder, and without any, to whichever is resumed, unless some rank has a checkpoint with
+an id.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,8 +20,8 @@ from pathlib import Path
 from nanochat.kit.common import BadCheckpoint, UserError
 from nanochat.rules.causes import Cause
 
-TRAINING, BASE_TRAINING = "NANOCHAT_TRAINING", "NANOCHAT_BASE_TRAINING"
 FILE = "training.json"
+RESUMED, BASE = "id", "base"  # its keys for the training to resume, and for that of its base model
 META_KEY = "training"
 UNSAID = ""
 # The steps in one rank's folder, by training id.
@@ -34,13 +33,10 @@ def is_id(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{16}", value) is not None
 
 
-def wanted(folder: Path, variable: str = TRAINING) -> str:
-    """The id of the training (or of its base model's) to resume, from the environment or the run folder."""
-    found = os.environ.get(variable, UNSAID)
-    if found and not is_id(found):
-        raise UserError(f"{variable} is {found!r}, which is not a training id (16 characters 0-9 and a-f).")
-    kept = run_file(folder).get({TRAINING: "id", BASE_TRAINING: "base"}[variable])
-    return found or (str(kept) if is_id(kept) else UNSAID)
+def wanted(folder: Path, key: str = RESUMED) -> str:
+    """The id that training.json in the run folder has under this key."""
+    kept = run_file(folder).get(key)
+    return str(kept) if is_id(kept) else UNSAID
 
 
 def run_file(folder: Path) -> Mapping[str, object]:
@@ -51,27 +47,23 @@ def run_file(folder: Path) -> Mapping[str, object]:
     return {}
 
 
-def choose(asked: Sequence[str], held: Sequence[Steps], variable: str = TRAINING) -> str:
-    """The id of the training to resume, from each rank's settings and checkpoints; UNSAID if no checkpoint has one."""
+def choose(asked: Sequence[str], held: Sequence[Steps]) -> str:
+    """The id of the training to resume, from each rank's training.json and checkpoints; UNSAID if no checkpoint has one."""
     named = sorted(set(asked) - {UNSAID})
     if len(named) > 1:
         shown = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(asked) if name)
-        raise UserError(f"{variable} differs: {shown}; set the same on all ranks.", Cause.SETTINGS_DIFFER)
+        raise UserError(f"{FILE} differs: it names {shown}; name the same on all ranks.", Cause.SETTINGS_DIFFER)
     found = sorted({name for steps in held for name in steps} - {UNSAID})
-    if named and found and named[0] not in found:
-        shown = " and ".join(_where(name, held) for name in found)
-        raise BadCheckpoint(
-            f"{variable} (or {FILE}) names {named[0]}, but the checkpoints belong to {shown}; name the one to resume, or move them away."
-        )
-    if named:
+    if named and (named[0] in found or not found):
         return named[0]
-    if len(found) > 1:
-        shown = " and ".join(_where(name, held) for name in found)
-        raise BadCheckpoint(
-            f"the checkpoints belong to {len(found)} trainings: {shown}; set {variable} to the one to resume, on all ranks "
-            "(the others are kept in a folder beside them)."
-        )
-    return found[0] if found else UNSAID
+    if not named and len(found) < 2:
+        return found[0] if found else UNSAID
+    said = f"{FILE} names {named[0]}, but " if named else ""
+    shown = " and ".join(_where(name, held) for name in found)
+    raise BadCheckpoint(
+        f"{said}the checkpoints belong to {shown}; move them away, or name the right one in {FILE} in the run folder of each rank, "
+        f'as "{RESUMED}" to resume it, or as "{BASE}" of a base model (the others are then kept in a folder beside them).'
+    )
 
 
 def _where(name: str, held: Sequence[Steps]) -> str:

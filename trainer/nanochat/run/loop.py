@@ -35,8 +35,7 @@ LATE = 95 * WHOLE // 100
 def train(run: Run) -> str:
     """Make the remaining steps; returns "finished" or "stopped"."""
     settings, progress = run.settings, run.progress
-    eval_every = settings.eval_every if run.stage.has_evaluation() else 0
-    first, stop = progress.step + 1, False
+    eval_every, first, stop = settings.eval_every, progress.step + 1, False
     while True:
         last = run.share_done == 1
         # A stopping run saves first; what is due now is done after resuming.
@@ -159,19 +158,13 @@ def offer(run: Run, ahead: bool = False) -> None:
 
 def non_finite_loss(run: Run, loss: float) -> UserError:
     """The error for a non-finite loss; removes a checkpoint of the weights that caused it."""
-    step, older = run.progress.step, [step for step in run.saved if step < run.progress.step]
-    how = "with lower learning rates or float32"
+    step, removed = run.progress.step, ""
     if run.unproven == step:
         checkpoint_manager.remove(run.checkpoints, step)
-        place = f"from step {older[-1]}" if older else "from scratch"
-        todo = f"the checkpoint with these weights was removed; resume {place} {how}"
-    elif run.progress.resumed_from == step:
-        whole = [one for one in checkpoint_manager.whole_steps(run.checkpoints, deep=False) if one < step]
-        way = f"--resume-from-step {whole[-1]}" if whole else "no checkpoint: there is no older one"
-        todo = f"they are those of the checkpoint; resume from {way}, {how}"
-    else:
-        todo = f"resume from the last checkpoint {how}"
-    text = f"the loss is {loss} at step {step}, so this step's weights are unusable; {todo}."
+        removed = "the checkpoint with these weights was removed; "
+    older = [one for one in checkpoint_manager.whole_steps(run.checkpoints, deep=False) if one < step]
+    place = f"with --resume-from-step {older[-1]}" if older else "from scratch"
+    text = f"the loss is {loss} at step {step}, so this step's weights are unusable; {removed}start again {place} and lower learning rates."
     return UserError(text, Cause.NON_FINITE_LOSS, [])
 
 

@@ -45,10 +45,10 @@ def nats_and_bytes(
         losses = losses_of(ids, targets).flatten()
         flat = targets.flatten()
         # Special tokens have no bytes, and a target of -1 is no token.
-        sizes = torch.where(flat >= 0, token_bytes.to(flat.device)[flat.clamp(min=0)], 0)
+        sizes = torch.where(flat >= 0, token_bytes[flat.clamp(min=0)], 0)
         counted = sizes > 0
-        totals[0] += losses[counted].double().sum().cpu()
-        totals[1] += sizes.sum().cpu()
+        totals[0] += losses[counted].double().sum()
+        totals[1] += sizes.sum()
     return totals
 
 

@@ -37,7 +37,6 @@ Rescue = Callable[[], str | None]
 
 def run_stage(settings: Settings, make_stage: Callable[[], RunStage]) -> int:
     """A whole run; returns the process's exit code."""
-    began = time.time()
     name_process()
     ranks = read_ranks()
     journal, comm, run = Journal(settings, ranks), None, None
@@ -50,9 +49,8 @@ def run_stage(settings: Settings, make_stage: Callable[[], RunStage]) -> int:
         if comm.world > 1:
             start_pacing()
             end_when_cut_off(journal, comm, rescue)
-        opening = {"began": began, "met": time.time()}
         run = set_up(settings, comm, journal, make_stage())
-        start_event(run, opening)
+        start_event(run)
         stop_when_asked(run)
         reason = train(run)
         run.feed.loader.close()
@@ -121,16 +119,11 @@ def unexpected(journal: Journal, error: BaseException) -> UserError:
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         text = "not enough memory on this machine; lower --device-batch-size, --max-seq-len or --depth."
         return UserError(text, Cause.OOM)
-    path, stack = journal.folder / f"crash-{os.getpid()}.txt", traceback.format_exc()
-    try:
-        path.write_text(stack, encoding="utf-8", errors="backslashreplace")
+    path, last = journal.folder / f"crash-{os.getpid()}.txt", traceback.extract_tb(error.__traceback__)[-1]
+    place = f"it was raised in {last.name}, line {last.lineno} of {last.filename}"
+    with contextlib.suppress(OSError):
+        path.write_text(traceback.format_exc(), encoding="utf-8", errors="backslashreplace")
         place = f"the traceback is in {path}"
-    except OSError as failure:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        place = (
-            f"the traceback cannot be written to {path} ({failure.strerror or failure}); "
-            f"it was raised in {last.name}, line {last.lineno} of {last.filename}"
-        )
     text = f"{type(error).__name__}: {first_line(error)}; this is a bug in nanochat.ddp; {place}."
     return UserError(text, Cause.BUG)
 

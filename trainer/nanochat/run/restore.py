@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nanochat.kit.common import BadCheckpoint, first_line
-from nanochat.kit.settings import BaseModelSettings
+from nanochat.kit.settings import ChatSettings
 from nanochat.model import numerics
 from nanochat.model.optim import MUON, muon_shapes
 from nanochat.parallel.balance import Shares
@@ -28,7 +28,6 @@ from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
-from nanochat.run.lineage import BASE_TRAINING
 from nanochat.run.optim_file import SHARE, OptimizerLayout, Unusable
 from nanochat.run.resume import Obtained, folder_leader, name_training, obtain
 from nanochat.run.state import Run, TrainingProgress
@@ -62,11 +61,11 @@ def restore(run: Run) -> None:
     journal.say(f"Resuming from step {got.step} of {folder}")
 
 
-def take_base_model(run: Run, base: BaseModelSettings) -> None:
+def take_base_model(run: Run, base: ChatSettings) -> None:
     """Start every rank from a base model that at least one of them has."""
     comm, folder = run.comm, Path(base.base_checkpoints)
     leader = folder_leader(comm, folder)
-    training, step, files = obtain(comm, run.journal, folder, leader, base.model_step, BASE_TRAINING)
+    training, step, files = obtain(comm, run.journal, folder, leader, base.model_step, lineage.BASE)
     if step is None:
         raise BadCheckpoint(
             f"no rank has a base checkpoint in {folder}; train one with python -m scripts.base_train, or give "
@@ -78,7 +77,7 @@ def take_base_model(run: Run, base: BaseModelSettings) -> None:
         if base.load_optimizer:
             restore_optimizer(run, folder, step, files)
     run.base = {"training": training or None, "step": step}
-    run.journal.say(f"{run.stage.activity} the base model of step {step} in {folder}")
+    run.journal.say(f"Starting from the base model of step {step} in {folder}")
 
 
 @contextlib.contextmanager

@@ -52,16 +52,16 @@ class Obtained(NamedTuple):
 
 
 def obtain(
-    comm: Comm, journal: Journal, folder: Path, leader: int, wanted: int = -1, variable: str = lineage.TRAINING
+    comm: Comm, journal: Journal, folder: Path, leader: int, wanted: int = -1, key: str = lineage.RESUMED
 ) -> Obtained:
     """Find the checkpoint to continue from, and bring it into every folder. wanted: its step; -1: the newest.
 
     Steps of other trainings are set aside; in another run's folder only one of the same number, which would be overwritten.
     """
-    training, steps = find_training(comm, folder, lineage.wanted(journal.folder, variable), variable)
+    training, steps = find_training(comm, folder, lineage.wanted(journal.folder, key))
     found = choose_step(comm, journal, folder, wanted, steps)
     others = set(checkpoints.steps_in(folder)) - set(steps[comm.rank])
-    if variable != lineage.TRAINING:
+    if key != lineage.RESUMED:
         others &= {found[0]} if found else set()
     if leader == comm.rank:
         checkpoints.set_aside(folder, others, journal.say)
@@ -70,9 +70,7 @@ def obtain(
     return Obtained(training, found[0], fetch(comm, folder, *found, leader))
 
 
-def find_training(
-    comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING
-) -> tuple[str, list[list[int]]]:
+def find_training(comm: Comm, folder: Path, wanted: str) -> tuple[str, list[list[int]]]:
     """The training that all ranks resume (UNSAID: no checkpoint has an id): the requested one, or the one their checkpoints
     belong to; and its steps in each rank's folder."""
     mine: dict[str, list[int]] = {}
@@ -80,7 +78,7 @@ def find_training(
         mine.setdefault(checkpoints.training_of(folder, step), []).append(step)
     from_ranks = comm.exchange("the trainings of all checkpoints", [wanted, mine])
     held = [steps for dummy, steps in from_ranks]
-    chosen = lineage.choose([name for name, dummy in from_ranks], held, variable)
+    chosen = lineage.choose([name for name, dummy in from_ranks], held)
     return chosen, [lineage.steps_of(chosen, one, held) for one in held]
 
 

@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nanochat.kit.common import UserError
 from nanochat.model import numerics
-from nanochat.parallel.agreement import check_identical, digests, whole_digest
+from nanochat.parallel.agreement import compare_weights
 from nanochat.parallel.comm import Comm
 from nanochat.record.journal import Journal
 from nanochat.rules.causes import Cause
@@ -51,14 +50,10 @@ def whole_contents(run: Run, optimizer: Mapping[str, Any], routes: Sequence[str]
 def prove_identical(run: Run, when: str) -> None:
     """Compare all ranks' weights; a difference ends the run."""
     run.make_whole()
-    try:
-        digest = check_identical(run.comm, run.weights, when)
-    except UserError as error:
-        if error.cause is Cause.WEIGHTS_DIFFER:
-            mine = whole_digest(digests(run.weights))
-            run.journal.record("digest", run.progress.step, digest=mine, identical=False)
-        raise
-    run.journal.record("digest", run.progress.step, digest=digest, identical=True)
+    digest, difference = compare_weights(run.comm, run.weights, when)
+    run.journal.record("digest", run.progress.step, digest=digest, identical=difference is None)
+    if difference is not None:
+        raise difference
 
 
 def save(run: Run, final: bool) -> None:

@@ -9,7 +9,6 @@ import dataclasses
 import os
 import secrets
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from nanochat.kit.settings import Settings, rank_shares, refuse, shared_config
 from nanochat.model import kernels, numerics
 from nanochat.model.fused import check_gradients, kernel_shape
 from nanochat.model.gpt import GPT
-from nanochat.parallel.agreement import agree, code_digest, file_digest, start_alike
+from nanochat.parallel.agreement import agree, code_digest, start_alike
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.shared_head import decide_head
@@ -31,7 +30,8 @@ from nanochat.rules.causes import Cause
 from nanochat.rules.model_size import ModelConfig, flops_per_token, parameters
 from nanochat.rules.schedule import WHOLE
 from nanochat.rules.shares import passes_of
-from nanochat.rules.ways import LEAST_BLOCK, fits, packs
+from nanochat.rules.ways import LEAST_BLOCK, fits
+from nanochat.run.checkpoint_manager import file_digest
 from nanochat.run.deadline import Deadline, end_of_run
 from nanochat.run.restore import restore
 from nanochat.run.resume import folder_leader
@@ -58,16 +58,15 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: RunStage | N
     comm.enter("agree", 0)
     agree(comm, facts(settings, stage, matmul, data_dir))
     route = numerics.setup().route
-    check_memory(config, settings, comm)
+    check_memory(config)
     check_gradients()
     model = GPT(config)
     model.init_weights()
     leader = folder_leader(comm, folder)
-    run = Run(settings, stage, comm, journal, matmul, tokens, sizes, data_dir, folder, leader, plan, model)
+    used = kernels.setup(settings.kernels, kernel_shape(config, settings.device_batch_size, matmul))
+    run = Run(settings, stage, comm, journal, matmul, used, tokens, sizes, data_dir, folder, leader, plan, model)
     run.last_step = plan.num_iterations - 1
     run.rebuild(Shares(shares, list(settings.head_shares) or [1] * comm.world if settings.head == "shared" else []))
-    shape = kernel_shape(config, settings.device_batch_size, matmul)
-    run.kernels = kernels.setup(settings.kernels, shape)
     say_setup(run, f"{matmul} through {route}")
     if settings.save_on_loss and run.sync.undoable and run.optimizer.undo is None:
         size = run.optimizer.undo_bytes() / 2**20
@@ -100,7 +99,7 @@ def facts(settings: Settings, stage: RunStage, matmul: str, data_dir: Path) -> d
     """What all ranks must have in common before the first step."""
     folder = common.tokenizer_dir()
     return {
-        "setting": shared_config(settings),
+        **{f"setting {name}": value for name, value in shared_config(settings).items()},
         "matmul": matmul,
         # GPU builds have the same CPU code.
         "torch": torch.__version__.partition("+")[0],
@@ -111,24 +110,15 @@ def facts(settings: Settings, stage: RunStage, matmul: str, data_dir: Path) -> d
     }
 
 
-def check_memory(config: ModelConfig, settings: Settings, comm: Comm) -> None:
-    """Check the memory for weights, gradients, optimizer state and error feedback; a pass needs more."""
-    counts = parameters(config)
-    matrices, head = counts["transformer_matrices"], counts["lm_head"]
-    tables, copies = counts["wte"] + counts["value_embeds"], 4.0
-    if settings.head == "shared":
-        # Gradient and optimizer state are those of this rank's part, but in a save it has the whole state besides.
-        shares = settings.head_shares or (1,) * comm.world
-        copies = 3 + 3 * shares[comm.rank] / sum(shares)
-    needed = int(4 * (3 * matrices + copies * head + 3 * tables))
-    if packs(settings.sync):
-        needed += 4 * (matrices + (head if settings.head != "shared" else 0))
-    limit = common.memory_limit()
+def check_memory(config: ModelConfig) -> None:
+    """Refuse a model for which this machine has too little memory: three numbers for each parameter, at least."""
+    total, limit = parameters(config)["total"], common.memory_limit()
+    needed = 12 * total
     # Refused before it swaps for an hour or the kernel kills it.
     if limit is not None and needed > limit:
         raise UserError(
-            f"a model of {counts['total']:,} parameters needs about {needed / 2**30:.1f} GiB for weights, gradients and optimizer, "
-            f"but this machine has {limit / 2**30:.1f} GiB available; lower --depth, --aspect-ratio or --device-batch-size.",
+            f"a model of {total:,} parameters needs more than {needed / 2**30:.1f} GiB for weights, gradients and optimizer, but this "
+            f"machine has {limit / 2**30:.1f} GiB available; lower --depth or --aspect-ratio.",
             Cause.OOM,
         )
 
@@ -139,29 +129,21 @@ def check_memory(config: ModelConfig, settings: Settings, comm: Comm) -> None:
 def say_setup(run: Run, products: str) -> None:
     """The expected lines at start-up."""
     say, settings, plan, counts = run.journal.say, run.settings, run.plan, parameters(run.model.config)
-    flops, tokens = flops_per_token(run.model.config), plan.total_batch_size * plan.num_iterations
-    scaling = counts["transformer_matrices"] + counts["lm_head"]
-    micro = settings.device_batch_size * settings.max_seq_len
-    say("Model config:")
-    for name, value in dataclasses.asdict(run.model.config).items():
-        say(f"  {name}: {value}")
-    say("Parameter counts:")
-    for name, count in counts.items():
-        say(f"  {name:<24}: {count:,}")
-    say(f"Estimated FLOPs per token: {flops:e}")
+    tokens, scaling = plan.total_batch_size * plan.num_iterations, counts["transformer_matrices"] + counts["lm_head"]
+    say(f"Model: {', '.join(f'{name} {value}' for name, value in dataclasses.asdict(run.model.config).items())}")
+    say(f"Parameters: {', '.join(f'{name} {count:,}' for name, count in counts.items())}")
+    say(f"Estimated FLOPs per token: {flops_per_token(run.model.config):e}")
     say(f"Matrix products: {products}")
     say(f"Kernels: {run.kernels.summary()}; torch's vectors: {torch.backends.cpu.get_cpu_capability()}")
     say(f"Scaling LRs by {plan.lr_scale:.4f} for batch size {plan.total_batch_size:,}")
     say(f"Scaling weight decay from {settings.weight_decay:.6f} to {plan.weight_decay:.6f} for depth {settings.depth}")
-    say(f"Scaling AdamW LRs by {(768 / run.model.config.n_embd) ** 0.5:.6f} for width {run.model.config.n_embd}")
-    say(f"Number of iterations: {plan.num_iterations:,}")
-    say(f"Total number of training tokens: {tokens:,}")
-    say(f"Tokens : scaling parameters ratio: {tokens / scaling:.2f}")
-    say(f"Total training FLOPs estimate: {flops * tokens:e}")
-    say(f"Tokens / micro-batch / rank: {settings.device_batch_size} x {settings.max_seq_len} = {micro:,}")
+    say(
+        f"Number of iterations: {plan.num_iterations:,}, of {tokens:,} tokens, {tokens / scaling:.2f} per scaling parameter"
+    )
     each = [str(len(one)) for one in passes_of(run.shares.rows, settings.device_batch_size, together=False)]
     steps = each[0] if len(set(each)) == 1 else ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(each))
-    say(f"Total batch size {plan.total_batch_size:,} => gradient accumulation steps: {steps}")
+    micro = f"{settings.device_batch_size} x {settings.max_seq_len}"
+    say(f"Tokens / micro-batch / rank: {micro} => gradient accumulation steps: {steps}")
     if settings.core_metric_every > 0:
         say(f"CORE is not supported by this trainer (--core-metric-every {settings.core_metric_every})")
     say(f"Ranks: {run.comm.world}, rows per step: {', '.join(map(str, run.shares.rows))}, sync: {settings.sync}")
@@ -169,8 +151,8 @@ def say_setup(run: Run, products: str) -> None:
         say(f"Head: shared, vocabulary rows by rank: {', '.join(map(str, run.sync.head.sizes))}")
 
 
-def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
-    """The first event of this attempt, with its environment; opening: when the process began, and when all ranks had met."""
+def start_event(run: Run) -> None:
+    """The first event of this attempt, with its environment."""
     config, counts = dataclasses.asdict(run.model.config), parameters(run.model.config)
     attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8))[0]
     run.journal.open_tracker(run.progress.resumed_from is not None)
@@ -180,8 +162,7 @@ def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
         model={"config": config, "parameters": counts, "flops_per_token": flops_per_token(run.model.config)},
         settings=dataclasses.asdict(run.settings), matmul=run.matmul, kernels=run.kernels.on,
         capability=torch.backends.cpu.get_cpu_capability(), steps=run.plan.num_iterations, total_batch_size=run.plan.total_batch_size,
-        resumed_from=run.progress.resumed_from, attempt_id=attempt,
-        opening=opening, training=run.training_id, base=run.base or None,
+        resumed_from=run.progress.resumed_from, attempt_id=attempt, training=run.training_id, base=run.base or None,
         notices=run.journal.notices, generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
         **({"ends": run.ends} if run.plan.timed else {}),
     )  # fmt: skip

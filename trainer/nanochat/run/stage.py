@@ -19,7 +19,7 @@ from nanochat.data.chat_loader import ChatLoader
 from nanochat.data.dataloader import BATCHES_AHEAD, Loader, Pair, why_not_exact
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError
-from nanochat.kit.settings import MOST_BATCH, BaseModelSettings, Settings
+from nanochat.kit.settings import MOST_BATCH, ChatSettings, Settings
 from nanochat.model.gpt import GPT
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
@@ -58,8 +58,7 @@ class RunStage:
     """Pretraining on the shards."""
 
     folder = stages.BASE.folder
-    activity = "Training"
-    base: BaseModelSettings | None = None  # of the model that it starts from
+    base: ChatSettings | None = None  # of the model that it starts from
 
     def plan(self, settings: Settings, config: ModelConfig) -> TrainingPlan:
         """Batch, steps and scaling."""
@@ -95,7 +94,7 @@ class RunStage:
 
     def facts(self, settings: Settings, data_dir: Path) -> dict[str, Any]:
         """Facts about the data that must be equal on all ranks."""
-        return {"shard": {path.name: f"{path.stat().st_size} bytes" for path in dataset.shard_paths(data_dir)}}
+        return {f"shard {path.name}": f"{path.stat().st_size} bytes" for path in dataset.shard_paths(data_dir)}
 
     def training_loader(
         self, run: Reader, position: Place | None = None, state: Place | None = None
@@ -118,10 +117,6 @@ class RunStage:
     def targets(self, tokens: int, batch: Any) -> int:
         """Number of tokens in a step's mean loss; tokens: in its rows, batch: the loader's last one."""
         return tokens
-
-    def has_evaluation(self) -> bool:
-        """Whether there is data to evaluate on."""
-        return True
 
     @contextlib.contextmanager
     def evaluation(self, run: Reader) -> Iterator[tuple[Iterator[Pair], int | None]]:

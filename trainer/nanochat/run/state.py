@@ -19,7 +19,7 @@ from nanochat.kit.settings import Settings, rank_shares
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT
 from nanochat.model.gradients import MATMUL_TYPES
-from nanochat.model.kernels import NO_KERNELS, KernelChoice
+from nanochat.model.kernels import KernelChoice
 from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer, Undo
 from nanochat.parallel.balance import Balancer, Shares
 from nanochat.parallel.comm import Comm
@@ -64,6 +64,7 @@ class Run:
     comm: Comm
     journal: Journal
     matmul: str
+    kernels: KernelChoice
     tokenizer: Tokenizer
     token_bytes: Tensor
     data_dir: Path
@@ -88,7 +89,6 @@ class Run:
     deadline: Deadline | None = None  # of a timed run, on the rank whose clock counts
     ends: float | None = None  # of a timed run: seconds since 1970 by this host's clock
     last_step: int = 0  # its number; in a timed run an estimate
-    kernels: KernelChoice = NO_KERNELS
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
 
     @property

@@ -46,9 +46,8 @@ def done():
     except (OSError, IndexError):
         return -1
 step = done()
-now = time.time()
 meets = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID")]
-say(kind="start", step=step, argv=sys.argv, meets=meets, opening={"began": now, "met": now})
+say(kind="start", step=step, argv=sys.argv, meets=meets)
 if os.path.exists("sick"):
     os._exit(9)
 while step < 100000:
