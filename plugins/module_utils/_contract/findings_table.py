@@ -202,12 +202,6 @@ CATALOGUE: Dict[str, FindingKind] = {
         "The trainer's files differ between hosts", "Ranks that run different code may hang or train different models.",
         "Copy the same files everywhere: ansible-playbook train.yml -i INVENTORY --tags trainer",
     ),
-    "data-differs": _error(
-        "The shards or the tokenizer differ between hosts",
-        "One rank would reach the end while others wait for it, or the ranks would train on different tokens.",
-        "Copy the same shards to all hosts: ansible-playbook train.yml -i INVENTORY --tags data",
-        seen_as=("no parquet files", "StopIteration"),
-    ),
     "cpu-features-differ": _info(
         "The CPUs have different instructions for matrix products", "The ranks run at different speeds; their weights stay identical.",
         "No action needed. ddp_batch_split=speed gives the faster host more rows.",
@@ -250,14 +244,6 @@ CATALOGUE: Dict[str, FindingKind] = {
     "ends-at-logout": _warning(
         "systemd kills this user's processes at logout", "The run would end when the SSH connection that started it closes.",
         "Enable lingering for the user: sudo loginctl enable-linger USER.",
-    ),
-    "ulimit-low": _warning(
-        "A resource limit of this user is too low for training",
-        "Each rank connects to every other rank, starts a thread per core, and writes large checkpoints.",
-        "Raise it in /etc/security/limits.conf and log in again.",
-        seen_as=(
-            "Too many open files", "Resource temporarily unavailable", "can't start new thread", "File too large", "SIGXCPU", "SIGXFSZ",
-        ),
     ),
     "gloo-failed": _error(
         "A real all-reduce among the hosts failed", "Every training step does the same.",
@@ -358,7 +344,7 @@ CATALOGUE: Dict[str, FindingKind] = {
     "data-mismatch": _error(
         "A rank has no data, or different data from the others", "One rank ends or waits for data while the others wait for it.",
         "Copy the same shards to all hosts: ansible-playbook train.yml -i INVENTORY --tags data; then restart.",
-        seen_as=("no parquet files",),
+        seen_as=("no parquet files", "StopIteration"),
     ),
     "disk-full": _error(
         "A host has no disk space left", "Checkpoints and logs cannot be written; the last complete checkpoint is kept.",

@@ -5,30 +5,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable
 
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import ERROR, INFO, WARNING
-from .._contract.probe import PortHolder
-from .._plan.host_checks import port_held
 from .._plan.hosts import is_loopback
 from .evidence import PreflightEvidence
 from .links import judge_links
 
 ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
 
-LOW_FILES = 256
-LOW_PROCESSES = 512
-LONG_RUN = 7 * 24 * 3600
-# Instruction sets by their benefit for matrix products.
-LEVELS = (
-    ("amx_tile", "AMX"),
-    ("avx512f", "AVX-512"),
-    ("sve", "SVE"),
-    ("avx2", "AVX2"),
-    ("asimd", "NEON"),
-    ("avx", "AVX"),
-)
+# Instruction sets by their benefit for matrix products, the greatest first.
+LEVELS = ("amx_tile", "avx512f", "sve", "avx2", "asimd", "avx")
 
 
 def judge(evidence: PreflightEvidence) -> list[Finding]:
@@ -36,9 +24,9 @@ def judge(evidence: PreflightEvidence) -> list[Finding]:
     found: list[Finding] = list(evidence.plan_findings)
     for host in (node["host"] for node in evidence.plan["nodes"]):
         # The plan's findings name a host that is down.
-        for look in (address_names, load, limits, folder) if evidence.probes.get(host) else ():
+        for look in (address_names, load, logout, folder) if evidence.probes.get(host) else ():
             found += look(evidence, host)
-    for compare in (held_port, cpus, software, data, all_reduce):
+    for compare in (cpus, all_reduce):
         found += compare(evidence)
     found += judge_links(evidence)
     return in_order(found)
@@ -77,35 +65,16 @@ def own_session(evidence: PreflightEvidence, host: str) -> Any:
     return session.get("id") if session.get("ended") is None else None
 
 
-def first_here(evidence: PreflightEvidence, host: str) -> bool:
-    """Whether this is the machine's first node; each machine is reported once."""
-    boot = evidence.fact(host, "host", "boot_id")
-    hosts = [node["host"] for node in evidence.plan["nodes"]]
-    return host == next(one for one in hosts if evidence.fact(one, "host", "boot_id") == boot)
-
-
 def load(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     """Other load on the cores; a run in progress is not."""
     load1, cores = evidence.fact(host, "cpu", "load1"), evidence.fact(host, "cpu", "available")
-    if load1 and cores and first_here(evidence, host) and not own_session(evidence, host) and load1 >= max(1.5, cores):
+    if load1 and cores and not own_session(evidence, host) and load1 >= max(1.5, cores):
         yield finding("host-busy", host, f"{load1:.1f} processes want to run on {cores} processors")
 
 
-def limits(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
-    """User limits that this plan would exceed."""
-    node, known = evidence.node(host), evidence.fact(host, "limits") or {}
-    files = max(LOW_FILES, 8 * evidence.plan["world"])
-    for name, least, seen in (
-        ("nofile", files, "{} open files (ulimit -n)"),
-        ("nproc", LOW_PROCESSES, "{} processes and threads (ulimit -u)"),
-        ("address_space", node["memory_bytes"], "{} bytes of memory (ulimit -v)"),
-        ("file_size", node["checkpoint_bytes"], "files of {} bytes, less than a checkpoint (ulimit -f)"),
-        ("cpu_seconds", LONG_RUN, "{} seconds of CPU time, after which the kernel kills a process (ulimit -t)"),
-    ):
-        if known.get(name) is not None and known[name] < least:
-            yield finding("ulimit-low", host, seen.format(known[name]))
-    logout, user = evidence.fact(host, "logout") or {}, evidence.fact(host, "host", "user")
-    if logout.get("kills") and not logout.get("lingers"):
+def logout(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
+    found, user = evidence.fact(host, "logout") or {}, evidence.fact(host, "host", "user")
+    if found.get("kills") and not found.get("lingers"):
         yield finding("ends-at-logout", host, f"KillUserProcesses=yes, and {user} does not linger")
 
 
@@ -119,65 +88,13 @@ def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
 # All hosts together
 
 
-def held_port(evidence: PreflightEvidence) -> Iterable[Finding]:
-    """Somebody holds the rendezvous port whom the probe, and so the plan, did not see, such as a forwarder's other end."""
-    master, port = evidence.plan["master"]["host"], evidence.plan["master"]["port"]
-    is_told = any(one["code"] == "port-held" for one in evidence.plan_findings)
-    is_held = master in evidence.tries and evidence.tries[master]["is_held"]
-    if is_held and not is_told and not own_session(evidence, master):
-        unknown: PortHolder = {"port": port, "pid": None, "user": "", "command": None, "session": None, "run": None}
-        yield port_held(master, "ddp_port", unknown)
-
-
 def cpus(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Instruction sets; CPUs with unknown flags are skipped."""
     flags = {host: evidence.fact(host, "cpu", "flags") or [] for host in evidence.probes}
-    levels = {host: [name for flag, name in LEVELS if flag in found] for host, found in flags.items()}
-    level = {host: names[0] for host, names in levels.items() if names}
+    level = {host: next(one for one in LEVELS if one in known) for host, known in flags.items() if {*known} & {*LEVELS}}
     if len(set(level.values())) > 1:
-        order = [name for dummy, name in LEVELS]
-        slowest = max(level, key=lambda host: order.index(level[host]))
+        slowest = max(level, key=lambda host: LEVELS.index(level[host]))
         yield finding("cpu-features-differ", slowest, ", ".join(f"{host} has {name}" for host, name in level.items()))
-
-
-def software(evidence: PreflightEvidence) -> Iterable[Finding]:
-    """The trainer's Python, torch and files, from the rehearsal or the probes."""
-    torches = {host: result.get("torch") for host, result in evidence.gloo.items()} or {
-        host: evidence.fact(host, "python", "venv", "torch") for host in evidence.probes
-    }
-    # On CPUs a CUDA build computes the same.
-    torches = {host: public(version) for host, version in torches.items()}
-    severity = None if evidence.rehearsal else WARNING
-    yield from differs_from_master("torch-differs", torches, evidence, severity)
-    wanted = evidence.plan["trainer"].get("torch")
-    for host, version in torches.items():
-        if version and wanted and version != public(wanted):
-            yield finding("torch-differs", host, f"torch is {version}, the plan has {wanted}", severity=severity)
-    files = {host: result.get("trainer") for host, result in evidence.gloo.items()}
-    yield from differs_from_master("trainer-differs", files, evidence)
-
-
-def data(evidence: PreflightEvidence) -> Iterable[Finding]:
-    """The data sets as they were when the hosts were probed, for who does not bring them now."""
-    sets = {host: evidence.fact(host, "data") or [] for host in evidence.probes if evidence.deployed}
-    found = {host: one for host, own in sets.items() for one in own if one["id"] == evidence.plan["data"]["id"]}
-    yield from differs_from_master("data-differs", {host: one["digest"] for host, one in found.items()}, evidence)
-    for host, one in found.items():
-        if named := one["lacking"]:
-            more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-            seen = f"of the data on {host} are {', '.join(named[:3])}{more} missing or cut short"
-            yield finding("data-differs", host, seen)
-
-
-def differs_from_master(
-    code: str, values: Mapping[str, Any], evidence: PreflightEvidence, severity: str | None = None
-) -> Iterable[Finding]:
-    """Hosts whose value differs from the master's."""
-    reference = evidence.plan["master"]["host"]
-    for host, value in values.items():
-        if value and values.get(reference) and value != values[reference]:
-            seen = f"{value} on {host}, {values[reference]} on {reference}"
-            yield finding(code, host, seen, peer=reference, severity=severity)
 
 
 def all_reduce(evidence: PreflightEvidence) -> Iterable[Finding]:
@@ -191,8 +108,3 @@ def all_reduce(evidence: PreflightEvidence) -> Iterable[Finding]:
             yield finding(
                 "gloo-failed", host, f"{result.get('phase', 'it')} failed: {result.get('error', 'no answer')}"
             )
-
-
-def public(version: Any) -> str:
-    """2.13.0+cpu is 2.13.0."""
-    return str(version or "").partition("+")[0]

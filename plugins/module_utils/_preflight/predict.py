@@ -9,17 +9,14 @@ import dataclasses
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypedDict
 
 from .._contract.findings import Finding, finding
-from .._contract.plan import Plan
+from .._contract.plan import Plan, Training
 from .._kit.words import bytes_text, seconds_text, speed_text, table
 from .._plan.step_model import Link, Speed, StepJob, choose_sync, fastest_precision, job_of, predict
 from .._rules.shares import share_rows
 from .._rules.ways import WAYS
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
-MOST_DOUBLINGS = 10  # of the batch
-SLOWED = 1.25  # a step that transfers make this many times as long is slow
 FEWEST_STEPS = 5  # whose speed says something
-BUSY_LOAD = 2.0  # a processor's load in the last minute, which a run alone does not reach
 
 
 # The slowest link among some hosts; None if it is not known.
@@ -36,35 +33,24 @@ class Outlook(TypedDict):
     wait_seconds: Dict[str, float]
     bytes_sent: int
     eta_seconds: float
-    one_host_eta_seconds: float
     gain: float
     link_mbit: Optional[float]
-    latency_ms: Optional[float]
     hosts: Dict[str, Dict[str, float]]  # tokens_per_second alone, and rows per step
     without: Dict[str, float]
     ways: Dict[str, Dict[str, float]]  # bytes_sent and tokens_per_second of each ddp_sync method
     auto_sync: Optional[str]
-    batch: Optional[int]  # tokens per step with which transfers no longer slow it down much, where those of the plan do
-    busy: List[str]  # hosts with other work during the measurement
-    began: bool  # whether an earlier run exists, whose choices the plan keeps
     products: Dict[str, float]  # tokens per second of all hosts alone, if several precisions were measured
 
 
 def outlook(
-    plan: Plan,
-    speeds: Sequence[Speed],
-    link_of: LinkOf,
-    products: Optional[Dict[str, float]] = None,
-    began: bool = False,
-    busy: Sequence[str] = (),
+    plan: Plan, speeds: Sequence[Speed], link_of: LinkOf, products: Optional[Dict[str, float]] = None
 ) -> Outlook:
-    """The prediction: one host compared with all. `products`: tokens per second of all hosts for each precision that was tried;
-    `began`: whether the run has begun before."""
+    """The prediction: one host compared with all. `products`: tokens per second of all hosts for each precision that was tried."""
     job, training, link = job_of(plan), plan["training"], link_of([speed.host for speed in speeds])
     passes = sum(job.rows) / job.device_batch
     best = min(speeds, key=lambda speed: speed.alone(passes))
     alone = training["total_batch"] / best.alone(passes)
-    together, best_sync = predict(job, speeds, link), choose_sync(job, speeds, link)
+    together = predict(job, speeds, link)
     return {
         "one_host": best.host,
         "one_host_tokens_per_second": round(alone, 1),
@@ -73,20 +59,15 @@ def outlook(
         "wait_seconds": together.wait_seconds,
         "bytes_sent": together.bytes_sent,
         "eta_seconds": round(together.seconds * training["iterations"], 1),
-        "one_host_eta_seconds": round(best.alone(passes) * training["iterations"], 1),
         "gain": round(together.tokens_per_second / alone, 3),
         "link_mbit": link.mbit if link else None,
-        "latency_ms": link.latency_ms if link else None,
         "hosts": {
             speed.host: {"tokens_per_second": round(training["total_batch"] / speed.alone(passes), 1), "rows": share}
             for speed, share in zip(speeds, job.rows)
         },
         "without": without_each(plan, job, speeds, link_of),
         "ways": ways(job, speeds, link),
-        "auto_sync": best_sync,
-        "batch": larger_batch(job, speeds, link, best_sync),
-        "busy": list(busy),
-        "began": began,
+        "auto_sync": choose_sync(job, speeds, link),
         "products": products or {},
     }
 
@@ -119,21 +100,6 @@ def ways(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> Dict[st
         kind: {"bytes_sent": step.bytes_sent, "tokens_per_second": round(step.tokens_per_second, 1)}
         for kind, step in steps.items()
     }
-
-
-def larger_batch(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], sync: Optional[str]) -> Optional[int]:
-    """The tokens per step, a power of two times the job's, with which transfers no longer make a step clearly longer; None if they do
-    not make one much longer now, or do so with any batch."""
-
-    def slowdown(times: int) -> float:
-        rows = tuple(times * one for one in job.rows)
-        larger = dataclasses.replace(job, rows=rows, total_batch=times * job.total_batch).under(sync or job.sync)
-        return predict(larger, speeds, link).seconds / predict(larger, speeds, None).seconds
-
-    if slowdown(1) < SLOWED:
-        return None
-    hidden = (times for times in (2**power for power in range(1, MOST_DOUBLINGS + 1)) if slowdown(times) < PAYS)
-    return (next(hidden, 0) * job.total_batch) or None
 
 
 def advice(plan: Plan, predicted: Outlook) -> list[Finding]:
@@ -172,16 +138,7 @@ def prediction_text(plan: Plan, predicted: Outlook) -> str:
             f"{predicted['one_host']} alone; a step of {short(predicted['step_seconds'])} sends "
             f"{bytes_text(predicted['bytes_sent'])} from each host"
         )
-    lines += [
-        *ways_lines(plan, predicted["ways"]),
-        *why_sync(plan, predicted),
-        *why_products(plan, predicted),
-    ]
-    if predicted["batch"]:
-        lines.append(
-            f"  a step of {plan['training']['total_batch']} tokens is too short to hide what it sends over this link; "
-            f"ddp_total_batch {predicted['batch']} would be long enough"
-        )
+    lines += [*ways_lines(plan, predicted["ways"]), *choices(plan["training"], predicted)]
     lines.append(f"  {plan['training']['iterations']} steps take about {seconds_text(predicted['eta_seconds'])}")
     return "\n".join(["Expected", *lines])
 
@@ -200,54 +157,24 @@ def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, float]]) -> List[str
     return table(["ddp_sync", "sent a step", "tok/s"], rows) if rows else []
 
 
-def other_than_taken(name: str, taken: object, best: object, because: str, began: bool) -> List[str]:
-    """Why the plan differs from what the measurements suggest."""
-    if began:
-        return [
-            f"  {name} auto keeps {taken}, which the run started with; {because}, so it would now choose {best} "
-            f"(-e {name}={best}; training resumes from its checkpoints)"
-        ]
-    return [
-        f"  {name} auto is {taken} in this plan, which was made before the measurement; a start uses {best}: {because}"
-    ]
+def choices(training: Training, predicted: Outlook) -> List[str]:
+    """Why ddp_sync and ddp_matmul are as they are where they are auto, or what the measurements suggest in their place."""
+    found = []
+    if best := predicted["auto_sync"]:
+        why = f"the least rounding that hides behind a link of {predicted['link_mbit'] or 0:.0f} Mbit/s"
+        found.append(choice("ddp_sync", training["sync"], best, why))
+    if speeds := predicted["products"]:
+        each = ", ".join(f"{matmul} {speed_text(speed)} tok/s" for matmul, speed in speeds.items())
+        why = f"measured without the optimizer, all hosts together: {each}"
+        found.append(choice("ddp_matmul", training["matmul"], fastest_precision(speeds), why))
+    return found
 
 
-def why_sync(plan: Plan, predicted: Outlook) -> List[str]:
-    """Why ddp_sync auto chose the plan's method."""
-    best, taken = predicted["auto_sync"], plan["training"]["sync"]
-    if not best:
-        return []
-    link = f"the slowest link carries {predicted['link_mbit'] or 0:.0f} Mbit/s each way while both hosts send"
-    if best != taken:
-        return other_than_taken("ddp_sync", taken, best, link, predicted["began"])
-    if best == "exact":
-        return [f"  ddp_sync auto is exact, because rounding would gain little or nothing: {link}"]
-    exact = speed_text(predicted["ways"]["exact"]["tokens_per_second"])
-    return [f"  ddp_sync auto is {best}, the least rounding that hides behind this link (exact: {exact} tok/s): {link}"]
-
-
-def why_products(plan: Plan, predicted: Outlook) -> List[str]:
-    """Why ddp_matmul auto chose the plan's precision."""
-    speeds = predicted["products"]
-    if not speeds:
-        return []
-    taken = plan["training"]["matmul"]
-    each = ", ".join(f"{matmul} {speed_text(speed)} tok/s" for matmul, speed in speeds.items())
-    because = f"measured without the optimizer, all hosts together: {each}"
-    best = fastest_precision(speeds)
-    if best != taken:
-        return other_than_taken("ddp_matmul", taken, best, because, predicted["began"])
-    return [f"  ddp_matmul auto is {taken}: {because}"]
-
-
-def difference(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]], speed: float) -> str:
-    """How much the run's speed differs from the prediction, or why that says nothing."""
-    busy = [host for host, run in happened.items() if (run.get("load") or 0.0) > BUSY_LOAD]
-    whens = {"during the rehearsal": predicted.get("busy"), "while it trained": busy}
-    said = [f"{' and '.join(hosts)} had other work {when}" for when, hosts in whens.items() if hosts]
-    if said:
-        return f"; not comparable, because {' and '.join(said)}"
-    return f" ({speed / predicted['tokens_per_second'] - 1:+.0%})"
+def choice(name: str, taken: str, best: str, why: str) -> str:
+    """A plan made before the measurement differs from it, and a run that has begun keeps its choice."""
+    if best == taken:
+        return f"  {name} auto is {taken}: {why}"
+    return f"  {name} auto is {taken} in this plan, and {best} in a new run: {why}. A run that has begun changes with -e {name}={best}"
 
 
 def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]]) -> str:
@@ -257,7 +184,7 @@ def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]
     if not speeds or not predicted.get("tokens_per_second"):
         return ""
     speed, expected = min(speeds), predicted["tokens_per_second"]
-    lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)}{difference(predicted, happened, speed)}"]
+    lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)} ({speed / expected - 1:+.0%})"]
     rows = []
     for host, run in happened.items():
         waited, made = run["wait_seconds"], run["steps_counted"]

@@ -41,7 +41,7 @@ def start_responder(call: Call, plan: Plan) -> dict[str, Any]:
         **node["data_ports"],
         seconds=90 + 10 * min(plan["world"], 16),
     )
-    return decoded(answer, {"responder": Optional[Responder], "is_held": bool}, call.host)
+    return decoded(answer, {"responder": Optional[Responder]}, call.host)
 
 
 def peer_check(call: Call, plan: Plan, rates: bool) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ...module_utils._kit.printable import printable
 from ...module_utils._kit.words import DASH, plural, table
 from ...module_utils._plan.step_model import Link, speeds_of, speeds_together, with_precision
 from ...module_utils._preflight.evidence import HostTries, PreflightEvidence
-from ...module_utils._preflight.judge import in_order, judge, load
+from ...module_utils._preflight.judge import in_order, judge
 from ...module_utils._preflight.links import ways_to
 from ...module_utils._preflight.measured import program_answer, slowest_link
 from ...module_utils._preflight.peer_check import LinkTry, closed_ports
@@ -45,14 +45,13 @@ Seen = Mapping[str, Mapping[str, Mapping[str, Any]]]  # host -> piece -> result
 
 
 def judge_links(call: Call, plan: Plan, rates: bool) -> dict[str, object]:
-    """Whether all connections are open, and nobody else holds the rendezvous port; whether these are measured, too; and the ways to each
-    host."""
+    """Whether all connections are open; whether these are measured, too; and the ways to each host."""
     seen = seen_on_hosts(call, plan)
-    links = {host: {"links": pieces.get("links", {}).get("links") or []} for host, pieces in seen.items()}
-    closed = any(closed_ports(link) for tried in links.values() for link in tried["links"])
-    held = any(pieces.get("answering", {}).get("is_held") for pieces in seen.values())
-    hostvars, is_open = call.variables["hostvars"], not closed and not held
-    ways = {host: ways_to(plan, links, host, hostvars[host].get(FIREWALL)) for host in seen}
+    evidence = gather(call, plan, seen, {})
+    is_open = not any(closed_ports(link) for dummy, link in evidence.links())
+    # What was to be opened is open.
+    opened = {host: {**found, "commands": []} for host, found in evidence.firewalls.items()}
+    ways = {host: ways_to(evidence._replace(firewalls=opened), host) for host in seen}
     return {"open": is_open, "measured": is_open and rates, "ways": ways}
 
 
@@ -152,11 +151,10 @@ def missing(seen: Seen) -> list[Finding]:
 def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> HostTries:
     """A host's results of start_responder and peer_check; what has none is that host's error."""
     failed = [
-        str(one["msg"]) for key, one in (("is_held", answering), ("links", links)) if "msg" in one and key not in one
+        str(one["msg"]) for key, one in (("responder", answering), ("links", links)) if "msg" in one and key not in one
     ]
     error = answering.get("error") or next(iter(failed), "")
     return {
-        "is_held": bool(answering.get("is_held")),
         "links": links.get("links") or [],
         "error": error,
     }
@@ -179,9 +177,7 @@ def predicted_by(evidence: PreflightEvidence, seen: Seen) -> Outlook | None:
 
     if not speeds or (link_of(hosts) is None and len(hosts) > 1):
         return None
-    began = any(evidence.fact(host, "run", "sync") for host in hosts)
-    busy = [one["host"] for host in evidence.probes for one in load(evidence, host)]
-    return outlook(evidence.plan, speeds, link_of, speeds_together(list(measured.values())), began, busy)
+    return outlook(evidence.plan, speeds, link_of, speeds_together(list(measured.values())))
 
 
 def unmeasured(seen: Seen) -> list[Finding]:
