@@ -65,12 +65,17 @@ def test_field_01_a_dropped_data_port_is_named_with_its_firewall_and_the_command
     assert "nanochat" not in lan.run(1, "nft", "list", "ruleset")
 
 
-def test_field_06_field_25_orphans_and_a_radio_are_named(lan):
+def test_field_06_field_25_orphans_low_limits_and_a_radio_are_named(lan):
     other_interface(lan, 1, device=None, wireless=None)
+    # The second host's login allows little.
+    lan.preludes[1] += " ulimit -n 100; ulimit -f 20480;"
     # Nobody waits for it any more, and it carries the mark of a session that is over.
     lan.run(0, "sh", "-c", f"NANOCHAT_DDP_SESSION=old setsid sleep 300 >/dev/null 2>&1 & echo $! >{lan.folder}/orphan")
     orphan = (lan.folder / "orphan").read_text().strip()
-    _code, found, _document = preflight(lan)
+    _code, found, document = preflight(lan)
     lan.run(0, "kill", orphan)
     assert found["nic-wifi"]["host"] == "h1"
     assert f"process {orphan} of " in found["stale-ranks"]["seen"]
+    low = [one for one in document["findings"] if one["code"] == "ulimit-low"]
+    assert {one["host"] for one in low} == {"h1"}
+    assert "100 open files" in low[0]["seen"] and "files of 10485760 bytes" in low[1]["seen"]

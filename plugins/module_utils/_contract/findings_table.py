@@ -245,6 +245,14 @@ CATALOGUE: Dict[str, FindingKind] = {
         "systemd kills this user's processes at logout", "The run would end when the SSH connection that started it closes.",
         "Enable lingering for the user: sudo loginctl enable-linger USER.",
     ),
+    "ulimit-low": _warning(
+        "A resource limit of this user is too low for training",
+        "Each rank connects to every other rank, starts a thread per core, and writes large checkpoints.",
+        "Raise it in /etc/security/limits.conf and log in again.",
+        seen_as=(
+            "Too many open files", "Resource temporarily unavailable", "can't start new thread", "File too large", "SIGXCPU", "SIGXFSZ",
+        ),
+    ),
     "gloo-failed": _error(
         "A real all-reduce among the hosts failed", "Every training step does the same.",
         "See the findings about ports, routes and firewalls; they usually name the reason. If there are none, a host was frozen or cut "

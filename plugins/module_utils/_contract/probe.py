@@ -240,6 +240,7 @@ class Probe(TypedDict):
     trainer: bool  # whether the base folder has this collection's test programs
     ports: List[PortHolder]  # holders of the given ports; session and run are those of this collection
     processes: List[TrainingProcess]  # training processes of any owner
+    limits: Dict[str, Optional[int]]  # of files, processes, memory, file size and computing; null for none
     logout: Dict[str, bool]  # whether systemd ends what the user leaves running at logout, and whether the user lingers
     ephemeral: LocalPorts  # the range of local ports, on which Gloo listens
     base_dir: AbsolutePath  # the base folder with `~` expanded

@@ -15,6 +15,9 @@ from .links import judge_links
 
 ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
 
+LOW_FILES = 256
+LOW_PROCESSES = 512
+LONG_RUN = 7 * 24 * 3600
 # Instruction sets by their benefit for matrix products, the greatest first.
 LEVELS = ("amx_tile", "avx512f", "sve", "avx2", "asimd", "avx")
 
@@ -24,7 +27,7 @@ def judge(evidence: PreflightEvidence) -> list[Finding]:
     found: list[Finding] = list(evidence.plan_findings)
     for host in (node["host"] for node in evidence.plan["nodes"]):
         # The plan's findings name a host that is down.
-        for look in (address_names, load, logout, folder) if evidence.probes.get(host) else ():
+        for look in (address_names, load, limits, folder) if evidence.probes.get(host) else ():
             found += look(evidence, host)
     for compare in (cpus, all_reduce):
         found += compare(evidence)
@@ -65,16 +68,35 @@ def own_session(evidence: PreflightEvidence, host: str) -> Any:
     return session.get("id") if session.get("ended") is None else None
 
 
+def first_here(evidence: PreflightEvidence, host: str) -> bool:
+    """Whether this is the machine's first node; each machine is reported once."""
+    boot = evidence.fact(host, "host", "boot_id")
+    hosts = [node["host"] for node in evidence.plan["nodes"]]
+    return host == next(one for one in hosts if evidence.fact(one, "host", "boot_id") == boot)
+
+
 def load(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     """Other load on the cores; a run in progress is not."""
     load1, cores = evidence.fact(host, "cpu", "load1"), evidence.fact(host, "cpu", "available")
-    if load1 and cores and not own_session(evidence, host) and load1 >= max(1.5, cores):
+    if load1 and cores and first_here(evidence, host) and not own_session(evidence, host) and load1 >= max(1.5, cores):
         yield finding("host-busy", host, f"{load1:.1f} processes want to run on {cores} processors")
 
 
-def logout(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
-    found, user = evidence.fact(host, "logout") or {}, evidence.fact(host, "host", "user")
-    if found.get("kills") and not found.get("lingers"):
+def limits(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
+    """User limits that this plan would exceed."""
+    node, known = evidence.node(host), evidence.fact(host, "limits") or {}
+    files = max(LOW_FILES, 8 * evidence.plan["world"])
+    for name, least, seen in (
+        ("nofile", files, "{} open files (ulimit -n)"),
+        ("nproc", LOW_PROCESSES, "{} processes and threads (ulimit -u)"),
+        ("address_space", node["memory_bytes"], "{} bytes of memory (ulimit -v)"),
+        ("file_size", node["checkpoint_bytes"], "files of {} bytes, less than a checkpoint (ulimit -f)"),
+        ("cpu_seconds", LONG_RUN, "{} seconds of CPU time, after which the kernel kills a process (ulimit -t)"),
+    ):
+        if known.get(name) is not None and known[name] < least:
+            yield finding("ulimit-low", host, seen.format(known[name]))
+    logout, user = evidence.fact(host, "logout") or {}, evidence.fact(host, "host", "user")
+    if logout.get("kills") and not logout.get("lingers"):
         yield finding("ends-at-logout", host, f"KillUserProcesses=yes, and {user} does not linger")
 
 

@@ -72,20 +72,6 @@ def ways_to(evidence: PreflightEvidence, host: str) -> dict[str, Any]:
     }
 
 
-def elsewhere(host: str) -> str:
-    return f"an outgoing rule of {host} or a router between them stops the packets"
-
-
-def stopped_by(host: str, link: LinkTry, firewall: Mapping[str, Any]) -> str:
-    """A cause beside rules that we may change, if one is known."""
-    if any(port["error"] == FORBIDDEN for port in link["ports"]):
-        return f"an outgoing firewall rule on {host} forbids it"
-    if firewall.get("foreign"):
-        chains = ", ".join(firewall["foreign"])
-        return f"chains of another program on {link['host']}, which were left alone, can drop packets: {chains}"
-    return ""
-
-
 def password_remedy(evidence: PreflightEvidence, host: str, commands: Sequence[str]) -> str:
     """Who can open a host's ports without root."""
     by_owner = f"its owner can open them on {host}: {' ; '.join(commands)}"
@@ -107,10 +93,14 @@ def opening_remedy(evidence: PreflightEvidence, host: str, firewall: Mapping[str
 def other_firewalls(evidence: PreflightEvidence, host: str, link: LinkTry, firewall: Mapping[str, Any]) -> str:
     """Known facts about what else stops the packets."""
     peer = link["host"]
-    if known := stopped_by(host, link, firewall):
-        return f"; {known}"
+    if any(port["error"] == FORBIDDEN for port in link["ports"]):
+        return f"; an outgoing firewall rule on {host} forbids it"
+    if firewall.get("foreign"):
+        chains = ", ".join(firewall["foreign"])
+        return f"; chains of another program on {peer}, which were left alone, can drop packets: {chains}"
     if firewall.get("rules"):
-        return f"; {firewall['backend']} on {peer} lets it in, so {elsewhere(host)}"
+        said = f"an outgoing rule of {host} or a router between them stops the packets"
+        return f"; {firewall['backend']} on {peer} lets it in, so {said}"
     if firewall.get("if_closed"):
         return f"; a firewall on {peer} cannot be seen without root"
     if firewall.get("backend") == "none" and not firewall.get("needs_root"):

@@ -32,6 +32,7 @@ ANSWER = b"OK\n"
 CHUNK = 1 << 16
 PATIENCE = 10.0  # seconds that a connection may be idle
 DATA_PORTS = 3  # of the range that are tried
+STALE_SECONDS = 30.0  # the age of a responder that nobody uses any more
 LINE = 200  # maximum bytes of a request
 
 
@@ -48,44 +49,28 @@ class Responder(TypedDict):
     started: int
 
 
-class Started(TypedDict):
-    """The result of a start: the responder, or why there is none."""
-
-    responder: Responder | None
-    error: str
-
-
 def start_responder(
     address: str, rendezvous_port: int, others: Sequence[int], low: int, high: int, seconds: int
-) -> Started:
+) -> dict[str, object]:
     """Start answering at an address for so many seconds, on the rendezvous port (0 if this host is not the master), others where the
-    job will listen, such as the keeper's port, and some of the data ports from low to high.
-
-    That it cannot be started is a result, for the judgement of all hosts.
-    """
+    job will listen, such as the keeper's port, and some of the data ports from low to high."""
     sockets: list[socket.socket] = []
-    try:
-        if rendezvous_port:
-            wait_for_checks(rendezvous_port)
-            sockets += _try_bind(address, rendezvous_port)
-        for port in others:
+    if rendezvous_port:
+        wait_for_checks(rendezvous_port)
+        sockets += _try_bind(address, rendezvous_port)
+    for port in others:
+        sockets += _try_bind(address, port)
+    wanted = len(sockets) + DATA_PORTS
+    # Both ends of the range and random ports between them, more than needed because some may be taken.
+    for port in dict.fromkeys([low, high, *(random.randint(low, high) for dummy in range(60))]):
+        if len(sockets) < wanted and port not in (rendezvous_port, *others):
             sockets += _try_bind(address, port)
-        wanted = len(sockets) + DATA_PORTS
-        # Both ends of the range and random ports between them, more than needed because some may be taken.
-        for port in dict.fromkeys([low, high, *(random.randint(low, high) for dummy in range(60))]):
-            if len(sockets) < wanted and port not in (rendezvous_port, *others):
-                sockets += _try_bind(address, port)
-    except PeerCheckError as error:
-        return {"responder": None, "error": str(error)}
     token = secrets.token_hex(16)
     pid, started = background.spawn(PORT_CHECK, sockets, lambda: _serve(sockets, token, seconds))
     ports = [listener.getsockname()[1] for listener in sockets]
     for listener in sockets:
         listener.close()
-    return {
-        "responder": {"ports": ports, "token": token, "pid": pid, "started": started},
-        "error": "",
-    }
+    return {"responder": {"ports": ports, "token": token, "pid": pid, "started": started}}
 
 
 def stop_responder(pid: int, started: int) -> dict[str, bool]:
@@ -104,8 +89,9 @@ def _try_bind(address: str, port: int) -> list[socket.socket]:
         raise PeerCheckError(f"cannot listen on {address} port {port}: {os.strerror(error.errno or 0)}") from error
 
 
-def wait_for_checks(port: int, patience: float = 20.0) -> None:
-    """End a responder of ours that an interrupted play left on the port, and wait for an all-reduce, which takes seconds."""
+def wait_for_checks(port: int, patience: float = 40.0) -> None:
+    """Wait until our own checks on the port are over: another controller's takes seconds, and one that an interrupted play left
+    behind is ended."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
         holders = [one.process for one in port_holders([port]) if one.process and one.uid == os.getuid()]
@@ -113,7 +99,8 @@ def wait_for_checks(port: int, patience: float = 20.0) -> None:
         if not checks:
             return
         for one in checks:
-            if one.command == PORT_CHECK:
+            age = time.clock_gettime(time.CLOCK_BOOTTIME) - one.start / os.sysconf("SC_CLK_TCK")
+            if one.command == PORT_CHECK and age > STALE_SECONDS:
                 background.end(one.pid, one.start)
         time.sleep(0.1)
 

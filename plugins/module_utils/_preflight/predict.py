@@ -16,7 +16,10 @@ from .._rules.shares import share_rows
 from .._rules.ways import WAYS
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
+MOST_DOUBLINGS = 10  # of the batch
+SLOWED = 1.25  # a step that transfers make this many times as long is slow
 FEWEST_STEPS = 5  # whose speed says something
+BUSY_LOAD = 2.0  # a processor's load in the last minute, which a run alone does not reach
 
 
 # The slowest link among some hosts; None if it is not known.
@@ -39,18 +42,24 @@ class Outlook(TypedDict):
     without: Dict[str, float]
     ways: Dict[str, Dict[str, float]]  # bytes_sent and tokens_per_second of each ddp_sync method
     auto_sync: Optional[str]
+    batch: Optional[int]  # tokens per step with which transfers no longer slow it down much, where those of the plan do
+    busy: List[str]  # hosts with other work during the measurement
     products: Dict[str, float]  # tokens per second of all hosts alone, if several precisions were measured
 
 
 def outlook(
-    plan: Plan, speeds: Sequence[Speed], link_of: LinkOf, products: Optional[Dict[str, float]] = None
+    plan: Plan,
+    speeds: Sequence[Speed],
+    link_of: LinkOf,
+    products: Optional[Dict[str, float]] = None,
+    busy: Sequence[str] = (),
 ) -> Outlook:
     """The prediction: one host compared with all. `products`: tokens per second of all hosts for each precision that was tried."""
     job, training, link = job_of(plan), plan["training"], link_of([speed.host for speed in speeds])
     passes = sum(job.rows) / job.device_batch
     best = min(speeds, key=lambda speed: speed.alone(passes))
     alone = training["total_batch"] / best.alone(passes)
-    together = predict(job, speeds, link)
+    together, best_sync = predict(job, speeds, link), choose_sync(job, speeds, link)
     return {
         "one_host": best.host,
         "one_host_tokens_per_second": round(alone, 1),
@@ -67,7 +76,9 @@ def outlook(
         },
         "without": without_each(plan, job, speeds, link_of),
         "ways": ways(job, speeds, link),
-        "auto_sync": choose_sync(job, speeds, link),
+        "auto_sync": best_sync,
+        "batch": larger_batch(job, speeds, link, best_sync),
+        "busy": list(busy),
         "products": products or {},
     }
 
@@ -100,6 +111,21 @@ def ways(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> Dict[st
         kind: {"bytes_sent": step.bytes_sent, "tokens_per_second": round(step.tokens_per_second, 1)}
         for kind, step in steps.items()
     }
+
+
+def larger_batch(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], sync: Optional[str]) -> Optional[int]:
+    """The tokens per step, a power of two times the job's, with which transfers no longer make a step clearly longer; None if they do
+    not make one much longer now, or do so with any batch."""
+
+    def slowdown(times: int) -> float:
+        rows = tuple(times * one for one in job.rows)
+        larger = dataclasses.replace(job, rows=rows, total_batch=times * job.total_batch).under(sync or job.sync)
+        return predict(larger, speeds, link).seconds / predict(larger, speeds, None).seconds
+
+    if slowdown(1) < SLOWED:
+        return None
+    hidden = (times for times in (2**power for power in range(1, MOST_DOUBLINGS + 1)) if slowdown(times) < PAYS)
+    return (next(hidden, 0) * job.total_batch) or None
 
 
 def advice(plan: Plan, predicted: Outlook) -> list[Finding]:
@@ -139,6 +165,11 @@ def prediction_text(plan: Plan, predicted: Outlook) -> str:
             f"{bytes_text(predicted['bytes_sent'])} from each host"
         )
     lines += [*ways_lines(plan, predicted["ways"]), *choices(plan["training"], predicted)]
+    if predicted["batch"]:
+        lines.append(
+            f"  a step of {plan['training']['total_batch']} tokens is too short to hide what it sends over this link; "
+            f"ddp_total_batch {predicted['batch']} would be long enough"
+        )
     lines.append(f"  {plan['training']['iterations']} steps take about {seconds_text(predicted['eta_seconds'])}")
     return "\n".join(["Expected", *lines])
 
@@ -177,6 +208,16 @@ def choice(name: str, taken: str, best: str, why: str) -> str:
     return f"  {name} auto is {taken} in this plan, and {best} in a new run: {why}. A run that has begun changes with -e {name}={best}"
 
 
+def difference(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]], speed: float) -> str:
+    """How much the run's speed differs from the prediction, or why that says nothing."""
+    busy = [host for host, run in happened.items() if (run.get("load") or 0.0) > BUSY_LOAD]
+    whens = {"during the rehearsal": predicted.get("busy"), "while it trained": busy}
+    said = [f"{' and '.join(hosts)} had other work {when}" for when, hosts in whens.items() if hosts]
+    if said:
+        return f"; not comparable, because {' and '.join(said)}"
+    return f" ({speed / predicted['tokens_per_second'] - 1:+.0%})"
+
+
 def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]]) -> str:
     """The prediction compared with the result (host -> run_info); empty if there is none, or after few steps."""
     told = [run for run in happened.values() if run["steps_counted"] >= FEWEST_STEPS]
@@ -184,7 +225,7 @@ def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]
     if not speeds or not predicted.get("tokens_per_second"):
         return ""
     speed, expected = min(speeds), predicted["tokens_per_second"]
-    lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)} ({speed / expected - 1:+.0%})"]
+    lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)}{difference(predicted, happened, speed)}"]
     rows = []
     for host, run in happened.items():
         waited, made = run["wait_seconds"], run["steps_counted"]

@@ -18,7 +18,7 @@ from .._kit.files import read_object
 from .._kit.logind import logind
 from .._kit.processes import user_name
 from .leftovers import data_sets, port_holders, run_facts, trainer_processes
-from .machine import cpu, disk, ephemeral, host, memory
+from .machine import cpu, disk, ephemeral, host, limits, memory
 from .network import names_and_routes, nics
 from .sources import folder_facts
 from .usage import facts as usage_facts
@@ -59,6 +59,7 @@ def host_info(
         "trainer": os.path.exists(os.path.join(base, "trainer", TEST_PROGRAM)),
         "ports": port_holders(ports, prefix),
         "processes": trainer_processes(),
+        "limits": limits(),
         "logout": logind(user_name(os.getuid()))._asdict(),
         "ephemeral": ephemeral(),
         "base_dir": base,

@@ -96,6 +96,8 @@ def data_sets(base: str) -> list[DataSet]:
     found: list[DataSet] = []
     for path in sorted(glob.glob(os.path.join(glob.escape(base), "data", "*", "manifest.json"))):
         manifest = read_object(path)
+        if manifest.get("format") != 1 or not items(manifest, "shards"):
+            continue  # torn, or not ours
         name = text(manifest, "id") or os.path.basename(os.path.dirname(path))
         found.append({"id": name, "bytes": sum(number(one, "bytes") for one in items(manifest, "shards"))})
     return found

@@ -9,6 +9,7 @@ import contextlib
 import os
 import platform
 import re
+import resource
 import shutil
 import socket
 from pathlib import PurePosixPath
@@ -182,6 +183,18 @@ def disk(path: str, owned: bool = True) -> Disk:
         facts["writable"] = os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK)
         facts["noexec"] = bool(room.f_flag & os.ST_NOEXEC)
     return facts
+
+
+def limits() -> dict[str, int | None]:
+    kinds = {
+        "nofile": resource.RLIMIT_NOFILE,
+        "nproc": resource.RLIMIT_NPROC,
+        "address_space": resource.RLIMIT_AS,
+        "file_size": resource.RLIMIT_FSIZE,
+        "cpu_seconds": resource.RLIMIT_CPU,
+    }
+    soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    return {name: None if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}
 
 
 def ephemeral() -> LocalPorts:

@@ -73,6 +73,7 @@ class RunState(RunFigures):
     session_age: Optional[float]  # seconds since the session was started, while it runs, by the host's own clock
     step_age: Optional[float]  # seconds since the last step was made, while it runs, by the host's own clock
     busy: Optional[float]  # share of a core that the rank used, or was ready to use, during this look
+    load: Optional[float]  # processes that wanted to run for each processor of this user, in the last minute
     exit_code: Optional[int]  # exit code of the run
     signal: Optional[int]  # the signal that ended it
     ended: Optional[float]  # when it ended
@@ -235,6 +236,7 @@ def read_run(run_dir: str, rank: Optional[int] = None, lines: int = 10, limit: i
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(records.heartbeat, now))
     run = describe(records, alive)
     run["last_lines"] = run["last_lines"][-lines:] if lines else []
+    run["load"] = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     return _by_the_clock(run, _of_session(records.heartbeat, run["started"]), now)
 
 

@@ -19,7 +19,7 @@ from ...module_utils._kit.printable import printable
 from ...module_utils._kit.words import DASH, plural, table
 from ...module_utils._plan.step_model import Link, speeds_of, speeds_together, with_precision
 from ...module_utils._preflight.evidence import HostTries, PreflightEvidence
-from ...module_utils._preflight.judge import in_order, judge
+from ...module_utils._preflight.judge import in_order, judge, load
 from ...module_utils._preflight.links import ways_to
 from ...module_utils._preflight.measured import program_answer, slowest_link
 from ...module_utils._preflight.peer_check import LinkTry, closed_ports
@@ -153,11 +153,7 @@ def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> HostTr
     failed = [
         str(one["msg"]) for key, one in (("responder", answering), ("links", links)) if "msg" in one and key not in one
     ]
-    error = answering.get("error") or next(iter(failed), "")
-    return {
-        "links": links.get("links") or [],
-        "error": error,
-    }
+    return {"links": links.get("links") or [], "error": next(iter(failed), "")}
 
 
 def measured_on(seen: Seen) -> dict[str, Mapping[str, Any]]:
@@ -177,7 +173,8 @@ def predicted_by(evidence: PreflightEvidence, seen: Seen) -> Outlook | None:
 
     if not speeds or (link_of(hosts) is None and len(hosts) > 1):
         return None
-    return outlook(evidence.plan, speeds, link_of, speeds_together(list(measured.values())))
+    busy = [one["host"] for host in evidence.probes for one in load(evidence, host)]
+    return outlook(evidence.plan, speeds, link_of, speeds_together(list(measured.values())), busy)
 
 
 def unmeasured(seen: Seen) -> list[Finding]:

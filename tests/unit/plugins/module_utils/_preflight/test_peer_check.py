@@ -113,7 +113,7 @@ def test_a_port_that_a_policy_denies_is_told_and_not_taken_for_one_in_use(listen
 
     monkeypatch.setattr(socket, "create_server", denied)
     result = listening(rendezvous_port=29500)
-    assert result["responder"] is None and "cannot listen on 127.0.0.1 port 29500: Permission denied" in result["error"]
+    assert result["failed"] and "cannot listen on 127.0.0.1 port 29500: Permission denied" in result["msg"]
 
 
 def test_the_process_ends_when_it_is_told(call, listening):
@@ -125,15 +125,22 @@ def test_the_process_ends_when_it_is_told(call, listening):
     assert call(stop_responder, **its)["stopped"] is False
 
 
-def test_a_process_that_an_interrupted_play_left_behind_is_ended(listening):
-    """As after Ctrl-C in a preflight, when the same command is given again at once."""
+def test_a_process_that_an_interrupted_play_left_behind_is_ended(listening, monkeypatch):
+    """As after Ctrl-C in a preflight, when the same command is given again."""
+    monkeypatch.setattr(responder_utils, "STALE_SECONDS", 0.5)
     first = listening()["responder"]
     port = first["ports"][0]
     (holder,) = [one.process for one in processes.port_holders([port])]
     assert (holder.pid, holder.command) == (first["pid"], processes.PORT_CHECK)
-    second = listening(rendezvous_port=port)
-    assert second["responder"]["ports"][0] == port
+    assert listening(rendezvous_port=port)["responder"]["ports"][0] == port
     assert not alive(first["pid"], first["started"])
+
+
+def test_a_process_that_another_controller_uses_is_waited_for_and_stays(listening, monkeypatch):
+    first = listening()["responder"]
+    monkeypatch.setattr(responder_utils.wait_for_checks, "__defaults__", (0.5,))
+    assert first["ports"][0] not in listening(rendezvous_port=first["ports"][0])["responder"]["ports"]
+    assert alive(first["pid"], first["started"])
 
 
 def test_the_process_ends_by_itself(listening):

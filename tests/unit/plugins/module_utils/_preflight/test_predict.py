@@ -123,6 +123,18 @@ def test_field_16_a_link_that_does_not_pay_is_told_with_the_host_to_train_on():
     assert "not-worth-it" not in advised(document, each, link)
 
 
+@pytest.mark.parametrize(
+    ("mbit", "sync", "batch"),
+    [(9400.0, "exact", None), (940.0, "exact", None), (10.0, "int4", 1048576), (0.01, "int4", None)],
+)
+def test_the_batch_that_hides_the_transfers_of_a_slow_link_is_named(mbit, sync, batch):
+    document, each = plan(sync=sync), speeds(0.5, 0.5)
+    predicted = predict.outlook(document, each, lambda hosts: Link(mbit, 1.0))
+    assert predicted["batch"] == batch
+    told = f"a step of 2048 tokens is too short to hide what it sends over this link; ddp_total_batch {batch} would"
+    assert (told in predict.prediction_text(document, predicted)) is bool(batch)
+
+
 def test_the_prediction_stands_beside_what_happened():
     document = plan()
     predicted = predict.outlook(document, speeds(1.0, 1.2), lambda hosts: GIGABIT)
@@ -135,6 +147,16 @@ def test_the_prediction_stands_beside_what_happened():
     assert "300 ms" in text
     assert "sent 47.0 MB" in text
     assert not predict.comparison_text(predicted, {"desktop": {**run, "steps_counted": 1}})
+
+
+def test_a_machine_with_other_work_is_named_instead_of_a_difference():
+    document = plan()
+    predicted = predict.outlook(document, speeds(1.0, 1.2), lambda hosts: GIGABIT, busy=["desktop"])
+    run = {"tokens_per_second_mean": 100.0, "wait_seconds": None, "steps_counted": 9, "load": 1.1}
+    text = predict.comparison_text(predicted, {"desktop": run, "laptop": {**run, "load": 4.2}})
+    assert "%" not in text.splitlines()[0]
+    assert "desktop had other work during the rehearsal and laptop had other work while it trained" in text
+    assert "laptop" not in predict.comparison_text(predicted, {"desktop": run}).splitlines()[0]
 
 
 def auto(document: dict[str, Any], taken: str = "exact") -> dict[str, Any]:
