@@ -53,13 +53,7 @@ options:
   known:
     description:
       - Names of jobs that may have rules here, for O(state=absent) without O(name). Without root, the commands for the owner are for
-        these jobs. firewalld's rules contain no name, so RV(closed) can name only these; of others it has V(priority-) and a number.
-    type: list
-    elements: str
-    default: []
-  keep:
-    description:
-      - Names of jobs whose rules stay, for O(state=absent) without O(name).
+        these jobs.
     type: list
     elements: str
     default: []
@@ -84,12 +78,6 @@ EXAMPLES = r"""
       - 32768-60999
   become: true
 
-- name: Close them again
-  nanochat.ddp.peer_firewall:
-    name: d4
-    state: absent
-  become: true
-
 - name: Close whatever no running job needs
   nanochat.ddp.peer_firewall:
     state: absent
@@ -98,14 +86,10 @@ EXAMPLES = r"""
 
 RETURN = r"""
 backend:
-  description: The firewall that was changed, several joined by V(+), or V(none).
+  description: The firewall that is active and can drop incoming packets, several joined by V(+), or V(none); a guess when RV(needs_root) is true.
   type: str
   returned: always
   sample: ufw
-active:
-  description: Whether a firewall is active and can drop incoming packets; a guess when RV(needs_root) is true.
-  type: bool
-  returned: always
 rules:
   description: The rules of this job after the module ran.
   type: list
@@ -126,12 +110,6 @@ foreign:
   elements: str
   returned: always
   sample: ["nft chain inet f2b-table f2b-chain"]
-closed:
-  description: The jobs whose rules were removed, if no name was given.
-  type: list
-  elements: str
-  returned: always
-  sample: [d4, d8]
 persistent:
   description: Whether the rules survive a reboot.
   type: bool
@@ -168,7 +146,6 @@ def main() -> None:
             "needed": {"type": "list", "elements": "str"},
             "ports": {"type": "list", "elements": "str", "default": []},
             "known": {"type": "list", "elements": "str", "default": []},
-            "keep": {"type": "list", "elements": "str", "default": []},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         required_if=[("state", "present", ["name"])],
@@ -184,7 +161,7 @@ def main() -> None:
             check=module.check_mode,
             root=os.geteuid() == 0,
             known=tuple(name for name in params["known"] if NAME.match(name)),
-            keep=(*params["keep"], *live_runs()),
+            keep=tuple(live_runs()),
         )
         module.exit_json(**apply(tool, request))
     except FirewallError as error:

@@ -13,7 +13,7 @@ author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
   - Brings a data set of numbered parquet shards with its tokenizer in line with a manifest of names, sizes and SHA-256 digests, and links it
-    into a run. The manifest may also be one of another folder, with a list C(files).
+    into a run.
   - Hosts take pieces from each other directly, in a chain, without SSH keys between them and without passing through the controller. Each
     host hands on what it has received so far, so the first source sends every file about once, regardless of the number of hosts.
   - Interrupted transfers resume, every piece is checked against its digest before it is kept, and corrupted, truncated and missing
@@ -34,8 +34,9 @@ options:
         files are downloaded again.
       - V(described) writes names, sizes and SHA-256 digests of the folder's shards and tokenizer to C(manifest.json). An existing manifest
         stays valid.
-      - V(served) starts a process that serves the manifest's files to the addresses in O(allow), unless the same one runs. It ends by itself.
-      - V(synced) copies missing and broken files from the hosts in O(peers).
+      - V(served) starts a process that serves the manifest's files to the addresses in O(allow), unless the same one runs. It ends by itself
+        15 minutes after the last request.
+      - V(synced) copies missing and broken files from the hosts in O(peers); it fails after a minute without progress.
       - V(stopped) ends that process and forgets its secret.
       - V(linked) makes C(data/) and C(tokenizer/) below O(dest) contain exactly the manifest's files, by hard links into O(path), or symbolic
         links if that fails. Other files there are removed. Every file is checked against its digest first.
@@ -43,15 +44,8 @@ options:
     choices: [imported, fetched, described, served, synced, stopped, linked]
     default: synced
   manifest:
-    description: The manifest as O(state=described) returned it on the first host; by default, except with O(state=synced), the folder's own.
+    description: The manifest as O(state=described) returned it on the first host; by default the folder's own.
     type: dict
-  verify:
-    description:
-      - V(changed) reads only files whose size, time or inode have changed since they were read last.
-      - V(full) reads every file, which also finds bytes that rotted on the disk.
-    type: str
-    choices: [changed, full]
-    default: changed
   source:
     description: The folder that holds the shards. Required with O(state=imported).
     type: path
@@ -70,24 +64,13 @@ options:
       - How many shards to take, including the last one of the folder, which is for validation. V(0) takes all. With O(state=imported).
     type: int
     default: 0
-  id:
-    description: Name of the data set in a new manifest; by default the folder's name. With O(state=described).
-    type: str
   address:
     description: This host's own address, to listen on and to connect from. Required with O(state=served).
     type: str
   ports:
-    description: The range in which a free port is taken; without it, any. With O(state=served).
-    type: dict
-    suboptions:
-      low:
-        description: The lowest port.
-        type: int
-        required: true
-      high:
-        description: The highest port.
-        type: int
-        required: true
+    description: The range in which a free port is taken (V(32768-60999)); by default any. With O(state=served).
+    type: str
+    default: 0-0
   allow:
     description: The addresses that may connect; other connections are closed. Required with O(state=served).
     type: list
@@ -97,39 +80,18 @@ options:
       - Signs the requests of one transfer; the same on all hosts. It never crosses the network or a command line.
       - With O(state=stopped), the transfer whose server is stopped; without it, those of all transfers of this folder.
     type: str
-  idle:
-    description: After how many seconds without a request the server ends. With O(state=served).
-    type: int
-    default: 900
   peers:
     description:
-      - The servers of all hosts in the order of the chain, as O(state=served) returned them. The source comes first, slow hosts last.
+      - The servers of all hosts in the order of the chain, as O(state=served) returned them in RV(server). The source comes first, slow hosts last.
       - This host takes from the one before it, and from the others where that one fails or is slow. With O(state=synced).
     type: list
     elements: dict
     default: []
-    suboptions:
-      host:
-        description: Its name.
-        type: str
-        required: true
-      address:
-        description: Where it listens.
-        type: str
-        required: true
-      port:
-        description: Its port.
-        type: int
-        required: true
   seeds:
     description: Folders of this host that may already contain some of the files, which are then linked. With O(state=synced).
     type: list
     elements: path
     default: []
-  timeout:
-    description: Fail after this many seconds without progress. With O(state=synced).
-    type: int
-    default: 60
   dest:
     description: The run folder. Required with O(state=linked).
     type: path
@@ -159,7 +121,7 @@ EXAMPLES = r"""
     state: served
     manifest: "{{ described.manifest }}"
     address: 192.168.1.10
-    ports: {low: 32768, high: 60999}
+    ports: 32768-60999
     allow: [192.168.1.10, 192.168.1.11]
     secret: "{{ transfer_secret }}"
   register: serving
@@ -196,10 +158,6 @@ files:
   returned: O(state=imported)
   type: list
   elements: str
-is_described:
-  description: Whether the folder had a manifest already.
-  returned: O(state=described)
-  type: bool
 server:
   description: The server of this folder, for O(peers); C(port) is null in check mode.
   returned: O(state=served)
@@ -224,11 +182,6 @@ repaired:
   returned: success
   type: dict
   sample: {shard_00001.parquet: truncated}
-extra:
-  description: Files that do not belong to the data set; O(state=synced) keeps them, O(state=imported) and O(state=linked) remove them.
-  returned: success
-  type: list
-  elements: str
 """
 
 import platform
@@ -238,36 +191,22 @@ from ..module_utils._kit.module import ansible_module
 from ..module_utils._shards.folder import ShardsError
 from ..module_utils._shards.states import STATES, ShardsRequest
 
-PORT = {"type": "int", "required": True}
 SPEC = {
     "path": {"type": "path", "required": True},
     "host": {"type": "str"},
     "state": {"type": "str", "choices": list(STATES), "default": "synced"},
     "manifest": {"type": "dict"},
-    "verify": {"type": "str", "default": "changed", "choices": ["changed", "full"]},
     "source": {"type": "path"},
     "tokenizer": {"type": "path"},
     "url": {"type": "str"},
     "names": {"type": "list", "elements": "str"},
     "shards": {"type": "int", "default": 0},
-    "id": {"type": "str"},
     "address": {"type": "str"},
-    "ports": {"type": "dict", "options": {"low": PORT, "high": PORT}},
+    "ports": {"type": "str", "default": "0-0"},
     "allow": {"type": "list", "elements": "str"},
     "secret": {"type": "str", "no_log": True},
-    "idle": {"type": "int", "default": 900},
-    "peers": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "options": {
-            "host": {"type": "str", "required": True},
-            "address": {"type": "str", "required": True},
-            "port": PORT,
-        },
-    },
+    "peers": {"type": "list", "elements": "dict", "default": []},
     "seeds": {"type": "list", "elements": "path", "default": []},
-    "timeout": {"type": "int", "default": 60},
     "dest": {"type": "path"},
 }
 REQUIRED_IF = [

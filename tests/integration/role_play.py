@@ -84,7 +84,14 @@ class Play(Stage):
     def known(self) -> dict[str, dict[str, Any]]:
         """The variables of each host."""
         own = {name: self.environments.get(name, {}) for name in self.hosts}
-        return {name: {"ddp_node": node, "own": own[name], "ddp_plan": self.plan} for name, node in self.hosts.items()}
+        return {
+            name: {"ddp_node": node, "own": own[name], "ddp_plan": self.plan, "ddp_probe": {"data": self._data(node)}}
+            for name, node in self.hosts.items()
+        }
+
+    def _data(self, node: dict[str, Any]) -> list[dict[str, str]]:
+        """The data sets that a probe would find."""
+        return [{"id": path.parent.name} for path in Path(node["base_dir"]).glob("data/*/manifest.json")]
 
     def run(self, role: str, *arguments: str) -> dict:
         """Plays a role (or several, joined by +), or one of its entry points as `role:tasks`; returns Ansible's account by task, with its

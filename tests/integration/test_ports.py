@@ -97,7 +97,7 @@ def test_what_is_closed_is_opened_and_what_is_open_is_left_alone_by_who_is_root_
 @pytest.mark.parametrize(
     ("number", "text", "cause"),
     [
-        pytest.param(0, NOTHING_LEAVES, "h1 lets it in; an outgoing", id="output"),
+        pytest.param(0, NOTHING_LEAVES, "h1 lets it in, so an outgoing", id="output"),
         pytest.param(1, BAN, "can drop packets: nft chain inet f2b-table f2b-chain", id="another program", marks=pytest.mark.long),
     ],
 )  # fmt: skip

@@ -28,8 +28,8 @@ def publish(folder: Path, version: str, text: str = "") -> Path:
     name = f"tiny_thing-{version}"
     path = folder / f"{name}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("tiny_thing.py", text)
-        record = ["tiny_thing.py,,"]
+        wheel.writestr("tiny.py", text)
+        record = ["tiny.py,,"]
         for file, content in METADATA.items():
             wheel.writestr(f"{name}.dist-info/{file}", content.format(version))
             record.append(f"{name}.dist-info/{file},,")
@@ -120,7 +120,7 @@ def test_hosts_get_the_trainer_and_one_look_is_enough_where_none_lacks_anything(
     ready = [results(one, "Check what is there, and that no training uses what will change") for one in (first, second)]
     assert [one["a"]["ready"] for one in ready] == [False, True]
     assert not results(second, "Copy the trainer's files") and not results(second, "Create the trainer's environment")
-    assert all(one.get("skipped") for one in results(second, "Check whether the data set is described").values())
+    assert all(one.get("skipped") for one in results(second, "Write the manifest of the data set").values())
 
     Path(play.hosts["b"]["trainer_dir"], "scripts/base_train.py").write_text("changed by hand")
     Path(play.hosts["b"]["data_dir"], "shard_00001.parquet").unlink()
@@ -147,7 +147,7 @@ def test_packages_come_from_the_controller_and_what_lies_there_is_not_believed(p
     shutil.copy(publish(play.folder, "1.0", "import evil"), there)
     shutil.rmtree(play.hosts["b"]["venv_dir"])
     assert messages(play.run("trainer")) == []
-    (module,) = Path(play.hosts["b"]["venv_dir"]).glob("lib/*/site-packages/tiny_thing.py")
+    (module,) = Path(play.hosts["b"]["venv_dir"]).glob("lib/*/site-packages/tiny.py")
     assert module.read_text() == ""
 
     # The packages that b got before belong to another lock.
@@ -180,7 +180,7 @@ def test_a_package_that_differs_from_the_lock_is_never_installed(play, index, of
 
     assert told and all("tiny-thing" in one for one in told)
     assert all(("DO NOT MATCH THE HASHES" if offline else "Hash mismatch") in one for one in told)
-    assert not list(Path(play.hosts["b"]["base_dir"]).rglob("tiny_thing.py"))
+    assert not list(Path(play.hosts["b"]["base_dir"]).rglob("tiny.py"))
 
 
 def test_sources_are_never_built(play, index):

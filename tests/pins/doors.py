@@ -247,15 +247,13 @@ _REGISTERED = {
 }  # fmt: skip
 
 
-def evidence_of(case: Case, plan: Case) -> dict[str, Any]:
+def evidence_of(case: Case) -> dict[str, Any]:
     """The results that the tasks of preflight would leave on each host, but for those with "no answer"."""
     seen = changed(given("evidence"), case.get("evidence", {}))
     for host, pieces in seen.items():
         seen[host] = pieces = {name: piece for name, piece in pieces.items() if piece != "no answer"}
         if "gloo" in pieces:
             pieces["gloo"] = {"stdout": json.dumps(pieces["gloo"]), "rc": 0}
-        if "data" in pieces:
-            pieces["data"] = [{"id": plan["data"]["id"], **pieces["data"]}]
     return dict(seen)
 
 
@@ -266,11 +264,9 @@ def findings(cases: Cases) -> dict[str, Any]:
         inventory = merged(given("plans")[case["like"]], case.get("inventory", {}))
         made = planned(inventory, tolerant=True)
         known = machines(inventory)
-        for host, pieces in evidence_of(case, made["plan"]).items():
-            if "data" in pieces:
-                known[host]["ddp_probe"]["data"] = pieces.pop("data")
+        for host, pieces in evidence_of(case).items():
             known[host].update({_REGISTERED[name]: piece for name, piece in pieces.items()})
-        options = {"rehearsal": True, "deployed": True, "show": "none", **case.get("options", {})}
+        options = {"rehearsal": True, "show": "none", **case.get("options", {})}
         judged = judge(
             "judge_preflight", {"hostvars": known}, plan=made["plan"], plan_findings=made["findings"], **options
         )

@@ -38,7 +38,6 @@ def test_all_ranks_meet_add_up_and_are_measured():
     assert [result["code"] for result in results] == [0, 0, 0]
     assert all(result["ok"] for result in results)
     assert all(result[name] > 0 for result in results for name in ("bandwidth_mbit", "message_ms"))
-    assert len({(result["torch"], result["trainer"]) for result in results}) == 1
 
 
 def test_field_20_a_missing_rank_is_reported_soon():

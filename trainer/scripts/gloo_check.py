@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from nanochat.kit.common import UserError, leave, read_ranks
-from nanochat.parallel.agreement import code_digest
 from nanochat.parallel.comm import Comm, connect
 from nanochat.rules.causes import Cause
 
@@ -103,8 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds to wait for the other ranks")
     options, comm = parser.parse_args(argv), None
     # How far it got.
-    result: dict[str, Any] = {"ok": False, "phase": "rendezvous", "error": "", "torch": torch.__version__}
-    result["trainer"] = code_digest()
+    result: dict[str, Any] = {"ok": False, "phase": "rendezvous", "error": ""}
     try:
         comm = meet(os.environ, options.timeout)
         result["phase"] = "all-reduce"

@@ -170,11 +170,6 @@ CATALOGUE: Dict[str, FindingKind] = {
         "The trainer's files differ between hosts", "Ranks that run different code may hang or train different models.",
         "Copy the same files everywhere: ansible-playbook train.yml -i INVENTORY --tags trainer",
     ),
-    "data-differs": _error(
-        "The shards or the tokenizer differ between hosts",
-        "One rank would reach the end while others wait for it, or the ranks would train on different tokens.",
-        "Copy the same shards to all hosts: ansible-playbook train.yml -i INVENTORY --tags data",
-    ),
     "cpu-features-differ": _info(
         "The CPUs have different instructions for matrix products", "The ranks run at different speeds; their weights stay identical.",
         "No action needed. The faster host gets more rows, unless ddp_batch_split is equal or threads.",

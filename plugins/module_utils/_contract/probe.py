@@ -59,8 +59,6 @@ class DataSet(TypedDict):
 
     id: str
     bytes: int  # of its shards
-    digest: str  # of its manifest
-    lacking: List[str]  # files that are not there with the size that the manifest says
 
 
 class Machine(TypedDict):

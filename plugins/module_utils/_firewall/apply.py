@@ -37,7 +37,7 @@ class FirewallRequest(NamedTuple):
     present: bool
     check: bool = False
     root: bool = True
-    # For state absent without a name: jobs that may have rules here, and those to keep.
+    # For state absent without a name: jobs that may have rules here, and live ones, whose rules stay.
     known: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
 
@@ -47,14 +47,12 @@ class Result:
     """The changes, done or predicted, and messages for the owner of the host."""
 
     backend: str = "none"
-    active: bool = False
     message: str = ""
     changed: bool = False
     rules: list[str] = dataclasses.field(default_factory=list)
     commands: list[str] = dataclasses.field(default_factory=list)
     if_closed: list[str] = dataclasses.field(default_factory=list)
     foreign: list[str] = dataclasses.field(default_factory=list)
-    closed: list[str] = dataclasses.field(default_factory=list)
     persistent: bool = True
     needs_root: bool = False
     diff: dict[str, str] = dataclasses.field(default_factory=lambda: {"before": "", "after": ""})
@@ -81,8 +79,7 @@ def _close_all(run: Run, request: FirewallRequest) -> Result:
     names: Sequence[str] = request.known
     try:
         if request.root:
-            known = (*request.known, *request.keep)
-            names = sorted(set().union(*(one.names(known) for one in _all(run, request).values())))
+            names = sorted(set().union(*(one.names(request.keep) for one in _all(run, request).values())))
     except Forbidden:
         pass
     total = Result(message="this host has no rules from this collection")
@@ -94,7 +91,6 @@ def _close_all(run: Run, request: FirewallRequest) -> Result:
             persistent=True,
             commands=list(dict.fromkeys(total.commands + one.commands)),
             diff={when: total.diff[when] + one.diff[when] for when in ("before", "after")},
-            closed=total.closed + ([name] if one.changed else []),
         )
     return total
 
@@ -118,7 +114,7 @@ def _apply_one(run: Run, request: FirewallRequest) -> Result:
     try:
         backends = list(_all(run, request).values())
         in_force = [one for one in backends if one.in_force()]
-        result = Result(active=bool(in_force), message=NOTHING if request.present and not in_force else "")
+        result = Result(message=NOTHING if request.present and not in_force else "")
         # Rules to be removed may be those of a firewall that was active earlier.
         for one in in_force if request.present else backends:
             change = one.change(wanted, request.needed)
@@ -178,7 +174,6 @@ def _for_the_owner(run: Run, request: FirewallRequest) -> Result:
         return Result(message="no firewall seen; reading its rules needs root", if_closed=shown)
     return Result(
         guessed.name,
-        True,
         "nothing was changed without root; the owner of this host can run the commands",
         commands=[FirewallStep(argv).shown() for argv in guessed.suggested(wanted, request.present)],
         needs_root=True,

@@ -13,11 +13,9 @@ from .backend import FOREIGN, NOT_SAVED, FirewallBackend, Placed, Saved
 from .rules import MARK, FirewallStep, Rule, file_text, marked_names, port_range
 
 FAMILIES = {"iptables": 4, "ip6tables": 6}
-# The files that a distribution loads at boot, with the service that does.
-FILES = {
-    "iptables": (("/etc/iptables/rules.v4", "netfilter-persistent"), ("/etc/sysconfig/iptables", "iptables")),
-    "ip6tables": (("/etc/iptables/rules.v6", "netfilter-persistent"), ("/etc/sysconfig/ip6tables", "ip6tables")),
-}
+# The files that this service loads at boot.
+FILES = {"iptables": "/etc/iptables/rules.v4", "ip6tables": "/etc/iptables/rules.v6"}
+SAVER = "netfilter-persistent"
 HARMLESS = {"ACCEPT", "RETURN", "LOG", "NFLOG", "MARK", "CONNMARK", "CT", "TRACE", ""}
 # A kernel without IPv6 or the filter table has no such rules; tables made by native nft belong to the nftables backend.
 NO_TABLES = ("incompatible", "Address family not supported", "Table does not exist", "can't initialize")
@@ -108,23 +106,18 @@ class Iptables(FirewallBackend):
 
     def saved(self, targets: Sequence[Placed]) -> Saved:
         """Our lines in the file loaded at boot; the running rule set does not overwrite the owner's file."""
-        steps, note = [], ""
+        steps, note, is_loaded = [], "", self.service("is-enabled", SAVER)
         for tool in self.listings:
             rules = [words_of(target.rule, self.mark) for target in targets if target.place == (tool,)]
-            kept = not rules
-            for name, unit in FILES.get(tool, ()):
-                text = file_text(name)
-                if text is not None and self.service("is-enabled", unit):
-                    new = saved_with(text, self.mark, rules)
-                    kept = all(f"-A INPUT {' '.join(words)}\n" in new for words in rules)
-                    shown = ["netfilter-persistent", "save"] if "iptables/" in name else ["service", unit, "save"]
-                    steps += [FirewallStep(shown, name, new)] if new != text else []
-                    break
+            text = (file_text(FILES[tool]) if is_loaded else None) or ""
+            new = saved_with(text, self.mark, rules)
+            steps += [FirewallStep([SAVER, "save"], FILES[tool], new)] if new != text else []
+            kept = all(f"-A INPUT {' '.join(words)}\n" in new for words in rules)
             note = note if kept or note else f"{tool}: {NOT_SAVED}"
         return steps, note
 
     def names(self, known: Sequence[str]) -> set[str]:
-        saved = [file_text(name) or "" for files in FILES.values() for name, dummy in files]
+        saved = [file_text(name) or "" for name in FILES.values()]
         lines = [line for text in [*self.listings.values(), *saved] for line in text.splitlines()]
         return marked_names("\n".join(line for line in lines if "-A INPUT" in line))
 
@@ -137,11 +130,11 @@ class Iptables(FirewallBackend):
         ]
 
     def suspected(self) -> bool:
-        return any(self.service("is-active", unit) for unit in ("netfilter-persistent", "iptables"))
+        return self.service("is-active", SAVER)
 
     def guessed(self, wanted: Sequence[Rule]) -> list[Placed]:
         return [Placed(("iptables" if rule.family == 4 else "ip6tables",), rule) for rule in wanted]
 
     def suggested(self, wanted: Sequence[Rule], present: bool) -> list[list[str]]:
-        saver = self.run(["netfilter-persistent", "--help"])[0] != 127
-        return super().suggested(wanted, present) + ([["netfilter-persistent", "save"]] if saver else [])
+        saver = self.run([SAVER, "--help"])[0] != 127
+        return super().suggested(wanted, present) + ([[SAVER, "save"]] if saver else [])

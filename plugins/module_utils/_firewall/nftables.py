@@ -17,7 +17,7 @@ from typing import Sequence, Tuple
 from .backend import FOREIGN, NOT_SAVED, FirewallBackend, Placed, Saved
 from .rules import MARK, FirewallStep, Rule, file_text, marked_names, port_range, with_block
 
-FILES = ("/etc/nftables.conf", "/etc/sysconfig/nftables.conf")
+FILE = "/etc/nftables.conf"  # loaded at boot by the service nftables
 OWN = re.compile(rf'^ip6? saddr (\S+) tcp dport (\S+) accept comment "{re.escape(MARK)}([^"]+)" # handle (\d+)$', re.M)
 Chain = Tuple[str, ...]  # family, table, name
 
@@ -110,18 +110,17 @@ class Nftables(FirewallBackend):
     def saved(self, targets: Sequence[Placed]) -> Saved:
         """Our block in the file loaded at boot, or why there is none."""
         lines = [" ".join(self.insertion(target)[1:]) for target in reversed(targets)]
-        path = next((name for name in FILES if file_text(name) is not None), "")
-        text = file_text(path) or ""
-        loaded = bool(path) and self.service("is-enabled", "nftables")
+        text = file_text(FILE) or ""
+        loaded = file_text(FILE) is not None and self.service("is-enabled", "nftables")
         new = with_block(text, self.mark, lines if loaded else [])
         why = self._refused(new) if loaded and lines and new != text else ""
         if why:
-            why = f"{path} does not define the chains that can drop now ({why}), so these rules are lost at a reboot"
+            why = f"{FILE} does not define the chains that can drop now ({why}), so these rules are lost at a reboot"
             return [], f"nftables: {why}"
         # The command shows people what is added to the file, or how what was added is taken out again.
-        added = f"cat >> {path} <<'END'\n{with_block('', self.mark, lines)}END"
-        shown = added if lines else f"sed -i '/^# BEGIN {self.mark}/,/^# END {self.mark}/d' {path}"
-        steps = [FirewallStep(["sh", "-c", shown], path, new)] if new != text else []
+        added = f"cat >> {FILE} <<'END'\n{with_block('', self.mark, lines)}END"
+        shown = added if lines else f"sed -i '/^# BEGIN {self.mark}/,/^# END {self.mark}/d' {FILE}"
+        steps = [FirewallStep(["sh", "-c", shown], FILE, new)] if new != text else []
         return steps, f"nftables: {NOT_SAVED}" if lines and not loaded else ""
 
     def _refused(self, text: str) -> str:
@@ -133,21 +132,20 @@ class Nftables(FirewallBackend):
         return "" if code == 0 else (err or out).strip().split("\n")[0].replace(draft.name + ":", "line ")
 
     def names(self, known: Sequence[str]) -> set[str]:
-        return marked_names("\n".join([self.listed, *(file_text(name) or "" for name in FILES)]))
+        return marked_names(f"{self.listed}\n{file_text(FILE) or ''}")
 
     def foreign(self) -> list[str]:
         return [f"nft chain {' '.join(chain)}" for chain in self.others]
 
     def suspected(self) -> bool:
-        texts = [file_text(name) or "" for name in FILES]
         # If systemd cannot be asked, a file that drops is proof enough.
-        return any(re.search(r"\b(drop|reject)\b", text) for text in texts) and (
-            self.service("is-active", "nftables") or not os.path.isdir("/run/systemd/system")
-        )
+        drops = bool(re.search(r"\b(drop|reject)\b", file_text(FILE) or ""))
+        return drops and (self.service("is-active", "nftables") or not os.path.isdir("/run/systemd/system"))
 
     def guessed(self, wanted: Sequence[Rule]) -> list[Placed]:
-        text = next(filter(None, (file_text(name) for name in FILES)), "")
-        return targets_in(base_chains(parsed(text)) or [("inet", "filter", "input")], list(reversed(wanted)))
+        return targets_in(
+            base_chains(parsed(file_text(FILE) or "")) or [("inet", "filter", "input")], list(reversed(wanted))
+        )
 
     def suggested(self, wanted: Sequence[Rule], present: bool) -> list[list[str]]:
         # Only root sees the handles of rules.

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from typing import Dict, Sequence, Set, Tuple
 
 from .backend import FirewallBackend, Placed
@@ -24,12 +23,8 @@ def parse_added(text: str) -> dict[tuple[str, ...], set[str]]:
     for line in text.splitlines():
         if line.startswith("ufw "):
             plain, _dummy, comment = line[4:].partition(" comment ")
-            try:
-                words = tuple(shlex.split(plain))
-            except ValueError:
-                words = tuple(plain.split())
             mark = comment.strip().strip("'\"")
-            rules[words] = marked_names(mark) if mark.startswith(MARK) else set()
+            rules[tuple(plain.split())] = marked_names(mark) if mark.startswith(MARK) else set()
     return rules
 
 

@@ -16,7 +16,6 @@ from .peer_check import LinkTry
 class HostTries(TypedDict):
     """A host's tests with the others; error: why it has none."""
 
-    is_held: bool
     links: list[LinkTry]
     error: str
 
@@ -34,7 +33,6 @@ class PreflightEvidence(NamedTuple):
     # Whether the network step still comes, which opens closed ports.
     before_network: bool = False
     rehearsal: bool = False
-    deployed: bool = False  # whether what an earlier start left is judged
     running: bool = False
 
     def fact(self, host: str, *keys: str) -> Any:

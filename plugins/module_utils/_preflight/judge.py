@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable
 
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import ERROR, INFO, WARNING
-from .._contract.probe import PortHolder
-from .._plan.host_checks import port_held
 from .._plan.hosts import is_loopback
 from .evidence import PreflightEvidence
 from .links import judge_links
@@ -20,15 +18,8 @@ ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
 LOW_FILES = 256
 LOW_PROCESSES = 512
 LONG_RUN = 7 * 24 * 3600
-# Instruction sets by their benefit for matrix products.
-LEVELS = (
-    ("amx_tile", "AMX"),
-    ("avx512f", "AVX-512"),
-    ("sve", "SVE"),
-    ("avx2", "AVX2"),
-    ("asimd", "NEON"),
-    ("avx", "AVX"),
-)
+# Instruction sets by their benefit for matrix products, the greatest first.
+LEVELS = ("amx_tile", "avx512f", "sve", "avx2", "asimd", "avx")
 
 
 def judge(evidence: PreflightEvidence) -> list[Finding]:
@@ -38,7 +29,7 @@ def judge(evidence: PreflightEvidence) -> list[Finding]:
         # The plan's findings name a host that is down.
         for look in (address_names, load, limits, folder) if evidence.probes.get(host) else ():
             found += look(evidence, host)
-    for compare in (held_port, cpus, software, data, all_reduce):
+    for compare in (cpus, all_reduce):
         found += compare(evidence)
     found += judge_links(evidence)
     return in_order(found)
@@ -119,65 +110,13 @@ def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
 # All hosts together
 
 
-def held_port(evidence: PreflightEvidence) -> Iterable[Finding]:
-    """Somebody holds the rendezvous port whom the probe, and so the plan, did not see, such as a forwarder's other end."""
-    master, port = evidence.plan["master"]["host"], evidence.plan["master"]["port"]
-    is_told = any(one["code"] == "port-held" for one in evidence.plan_findings)
-    is_held = master in evidence.tries and evidence.tries[master]["is_held"]
-    if is_held and not is_told and not own_session(evidence, master):
-        unknown: PortHolder = {"port": port, "pid": None, "user": "", "command": None, "session": None, "run": None}
-        yield port_held(master, "ddp_port", unknown)
-
-
 def cpus(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Instruction sets; CPUs with unknown flags are skipped."""
     flags = {host: evidence.fact(host, "cpu", "flags") or [] for host in evidence.probes}
-    levels = {host: [name for flag, name in LEVELS if flag in found] for host, found in flags.items()}
-    level = {host: names[0] for host, names in levels.items() if names}
+    level = {host: next(one for one in LEVELS if one in known) for host, known in flags.items() if {*known} & {*LEVELS}}
     if len(set(level.values())) > 1:
-        order = [name for dummy, name in LEVELS]
-        slowest = max(level, key=lambda host: order.index(level[host]))
+        slowest = max(level, key=lambda host: LEVELS.index(level[host]))
         yield finding("cpu-features-differ", slowest, ", ".join(f"{host} has {name}" for host, name in level.items()))
-
-
-def software(evidence: PreflightEvidence) -> Iterable[Finding]:
-    """The trainer's Python, torch and files, from the rehearsal or the probes."""
-    torches = {host: result.get("torch") for host, result in evidence.gloo.items()} or {
-        host: evidence.fact(host, "python", "venv", "torch") for host in evidence.probes
-    }
-    # On CPUs a CUDA build computes the same.
-    torches = {host: public(version) for host, version in torches.items()}
-    severity = None if evidence.rehearsal else WARNING
-    yield from differs_from_master("torch-differs", torches, evidence, severity)
-    wanted = evidence.plan["trainer"].get("torch")
-    for host, version in torches.items():
-        if version and wanted and version != public(wanted):
-            yield finding("torch-differs", host, f"torch is {version}, the plan has {wanted}", severity=severity)
-    files = {host: result.get("trainer") for host, result in evidence.gloo.items()}
-    yield from differs_from_master("trainer-differs", files, evidence)
-
-
-def data(evidence: PreflightEvidence) -> Iterable[Finding]:
-    """The data sets as they were when the hosts were probed, for who does not bring them now."""
-    sets = {host: evidence.fact(host, "data") or [] for host in evidence.probes if evidence.deployed}
-    found = {host: one for host, own in sets.items() for one in own if one["id"] == evidence.plan["data"]["id"]}
-    yield from differs_from_master("data-differs", {host: one["digest"] for host, one in found.items()}, evidence)
-    for host, one in found.items():
-        if named := one["lacking"]:
-            more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-            seen = f"of the data on {host} are {', '.join(named[:3])}{more} missing or cut short"
-            yield finding("data-differs", host, seen)
-
-
-def differs_from_master(
-    code: str, values: Mapping[str, Any], evidence: PreflightEvidence, severity: str | None = None
-) -> Iterable[Finding]:
-    """Hosts whose value differs from the master's."""
-    reference = evidence.plan["master"]["host"]
-    for host, value in values.items():
-        if value and values.get(reference) and value != values[reference]:
-            seen = f"{value} on {host}, {values[reference]} on {reference}"
-            yield finding(code, host, seen, peer=reference, severity=severity)
 
 
 def all_reduce(evidence: PreflightEvidence) -> Iterable[Finding]:
@@ -191,8 +130,3 @@ def all_reduce(evidence: PreflightEvidence) -> Iterable[Finding]:
             yield finding(
                 "gloo-failed", host, f"{result.get('phase', 'it')} failed: {result.get('error', 'no answer')}"
             )
-
-
-def public(version: Any) -> str:
-    """2.13.0+cpu is 2.13.0."""
-    return str(version or "").partition("+")[0]

@@ -8,21 +8,12 @@ from __future__ import annotations
 from typing import Any, Iterable, Mapping, Sequence
 
 from .._contract.findings import Finding, finding
-from .._contract.plan import Plan
+from .._contract.findings_table import CATALOGUE
 from .evidence import PreflightEvidence
-from .peer_check import LinkTry, closed_ports
+from .peer_check import FORBIDDEN, LinkTry, closed_ports
 
 SLOW_MBIT = 300.0
 LATE_MS = 5.0
-WORDS = {
-    "dropped": "no answer (dropped)",
-    "refused": "refused",
-    "unreachable": "rejected or unreachable",
-    "no-route": "no route",
-    "reset": "cut off",
-    "forbidden": "forbidden by an outgoing firewall rule",
-    "no-address": "this host lost its address",
-}
 
 
 def judge_links(evidence: PreflightEvidence) -> Iterable[Finding]:
@@ -45,7 +36,9 @@ def ports(evidence: PreflightEvidence, host: str, link: LinkTry) -> Iterable[Fin
     closed, peer = closed_ports(link), link["host"]
     if not closed:
         return
-    seen = closed_text(host, link)
+    how = " / ".join(sorted({port["error"] for port in closed}))
+    names = ", ".join(str(port["port"]) for port in closed)
+    seen = f"{host} cannot connect to {peer} ({link['address']}) on port {names}: {how}"
     firewall = evidence.firewalls.get(peer) or {}
     remedy: str | None = None
     if firewall.get("needs_root") and firewall.get("commands"):
@@ -58,58 +51,25 @@ def ports(evidence: PreflightEvidence, host: str, link: LinkTry) -> Iterable[Fin
         code, remedy = "port-blocked", opening_remedy(evidence, peer, firewall)
     else:
         code = "peer-unreachable" if len(closed) == len(link["ports"]) else "port-blocked"
-        remedy = hidden_firewall_remedy(evidence, peer, firewall) if firewall.get("if_closed") else None
+        if firewall.get("if_closed"):
+            # A firewall that this user cannot see, or the network.
+            by_owner = password_remedy(evidence, peer, firewall["if_closed"])
+            remedy = f"{by_owner}. If no firewall there blocks: {CATALOGUE['peer-unreachable'].remedy}"
         seen += other_firewalls(evidence, host, link, firewall)
     yield finding(code, peer, seen, host, remedy=remedy)
 
 
-def closed_text(host: str, link: LinkTry) -> str:
-    """The ports that are closed in one direction, and how they failed."""
-    closed = closed_ports(link)
-    how = sorted({WORDS.get(port["error"], port["words"] or port["error"]) for port in closed})
-    names = ", ".join(str(port["port"]) for port in closed)
-    return f"{host} cannot connect to {link['host']} ({link['address']}) on port {names}: {' / '.join(how)}"
-
-
-def ways_to(
-    plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str, firewall: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def ways_to(evidence: PreflightEvidence, host: str) -> dict[str, Any]:
     """`unreached`: the addresses of the peers whose way to a host was not found open, because it is closed on some port or was not
     tried; `closed`: address and explanation of each that tried, where the firewall was opened to it."""
-    address = {node["host"]: str(node["address"]) for node in plan["nodes"]}
-    peers = next(node["peers"] for node in plan["nodes"] if node["host"] == host)
-    links: list[tuple[str, LinkTry]] = [
-        (other, link) for other, tried in tries.items() for link in tried.get("links") or [] if link["host"] == host
-    ]
+    address = {node["host"]: str(node["address"]) for node in evidence.plan["nodes"]}
+    links = [(other, link) for other, link in evidence.links() if link["host"] == host]
     found_open = {address[other] for other, link in links if link["ports"] and not closed_ports(link)}
-    known = firewall or {}
-    opened = f", though {known['backend']} on {host} lets it in" if known.get("rules") else ""
-    advice = "Rules that did not help were removed again. Remove the cause, then run the same command."
+    closed = [(other, one["seen"]) for other, link in links for one in ports(evidence, other, link)]
     return {
-        "unreached": [peer for peer in peers if peer not in found_open],
-        "closed": [
-            {
-                "address": address[other],
-                "text": f"{closed_text(other, link)}{opened}; {stopped_by(other, link, known) or elsewhere(other)}. {advice}",
-            }
-            for other, link in links
-            if closed_ports(link)
-        ],
+        "unreached": [peer for peer in evidence.node(host)["peers"] if peer not in found_open],
+        "closed": [{"address": address[other], "text": seen} for other, seen in closed],
     }
-
-
-def elsewhere(host: str) -> str:
-    return f"an outgoing rule of {host} or a router between them stops the packets"
-
-
-def stopped_by(host: str, link: LinkTry, firewall: Mapping[str, Any]) -> str:
-    """A cause beside rules that we may change, if one is known."""
-    if any(port["error"] == "forbidden" for port in link["ports"]):
-        return f"an outgoing firewall rule on {host} forbids it"
-    if firewall.get("foreign"):
-        chains = ", ".join(firewall["foreign"])
-        return f"chains of another program on {link['host']}, which were left alone, can drop packets: {chains}"
-    return ""
 
 
 def password_remedy(evidence: PreflightEvidence, host: str, commands: Sequence[str]) -> str:
@@ -119,15 +79,6 @@ def password_remedy(evidence: PreflightEvidence, host: str, commands: Sequence[s
     if refused:
         return f"The password that was given does not work there ({refused}); {by_owner}"
     return f"Add -K (--ask-become-pass) if the user's password allows sudo; otherwise {by_owner}"
-
-
-def hidden_firewall_remedy(evidence: PreflightEvidence, host: str, firewall: Mapping[str, Any]) -> str:
-    """The cause may be a firewall that this user cannot see, or the network."""
-    known = password_remedy(evidence, host, firewall["if_closed"])
-    return (
-        f"{known}. If no firewall there blocks: check the cable or Wi-Fi link, that both addresses "
-        "are in one network, and any client isolation of the router between them."
-    )
 
 
 def opening_remedy(evidence: PreflightEvidence, host: str, firewall: Mapping[str, Any]) -> str:
@@ -142,14 +93,17 @@ def opening_remedy(evidence: PreflightEvidence, host: str, firewall: Mapping[str
 def other_firewalls(evidence: PreflightEvidence, host: str, link: LinkTry, firewall: Mapping[str, Any]) -> str:
     """Known facts about what else stops the packets."""
     peer = link["host"]
-    if known := stopped_by(host, link, firewall):
-        return f"; {known}"
+    if any(port["error"] == FORBIDDEN for port in link["ports"]):
+        return f"; an outgoing firewall rule on {host} forbids it"
+    if firewall.get("foreign"):
+        chains = ", ".join(firewall["foreign"])
+        return f"; chains of another program on {peer}, which were left alone, can drop packets: {chains}"
     if firewall.get("rules"):
-        return f"; {firewall['backend']} on {peer} lets it in, so {elsewhere(host)}"
+        said = f"an outgoing rule of {host} or a router between them stops the packets"
+        return f"; {firewall['backend']} on {peer} lets it in, so {said}"
     if firewall.get("if_closed"):
         return f"; a firewall on {peer} cannot be seen without root"
-    as_root = evidence.fact(peer, "sudo") not in (None, "none")
-    if firewall.get("backend") == "none" and not firewall.get("needs_root") and as_root:
+    if firewall.get("backend") == "none" and not firewall.get("needs_root"):
         return f"; no firewall on {peer} can drop it, so check the network between them"
     return ""
 

@@ -26,17 +26,18 @@ PINGS = 15
 SEND_BUFFER = 1 << 18  # its content must drain over a slow link before the timeout
 PATIENCE = 5.0
 RATE_SECONDS = 0.5  # of sending, for the rate
-DEADLINE = 60.0  # seconds after which no further peer's rate is measured
 
-KINDS = {
+# How a connection fails, for people; the system's own words if it is none of these.
+FORBIDDEN = "forbidden by an outgoing firewall rule"
+FAILURES = {
     errno.ECONNREFUSED: "refused",
-    errno.EHOSTUNREACH: "unreachable",
-    errno.ENETUNREACH: "no-route",
-    errno.EADDRNOTAVAIL: "no-address",
-    errno.EPERM: "forbidden",
-    errno.EACCES: "forbidden",
-    errno.ETIMEDOUT: "dropped",
-    errno.ECONNRESET: "reset",
+    errno.EHOSTUNREACH: "rejected or unreachable",
+    errno.ENETUNREACH: "no route",
+    errno.EADDRNOTAVAIL: "this host lost its address",
+    errno.EPERM: FORBIDDEN,
+    errno.EACCES: FORBIDDEN,
+    errno.ETIMEDOUT: "no answer (dropped)",
+    errno.ECONNRESET: "cut off",
 }
 
 
@@ -52,8 +53,7 @@ class PortTry(TypedDict):
     """One port of a peer, and how it fails if it does."""
 
     port: int
-    error: str  # empty, dropped, refused, unreachable, no-route, no-address, forbidden, reset, stranger or failed
-    words: str  # of the system; dropped: no answer in time, stranger: the port is open, but another program answers
+    error: str
 
 
 class LinkTry(TypedDict):
@@ -68,17 +68,11 @@ class LinkTry(TypedDict):
     nic: str | None  # the interface on the route
 
 
-class Stranger(OSError):
-    """Something answers, but it is not our responder."""
-
-
-def kind_of(error: OSError) -> str:
-    """One word for a connection failure."""
-    if isinstance(error, Stranger):
-        return "stranger"
+def failure_text(error: OSError) -> str:
+    """A connection failure in words."""
     if isinstance(error, (socket.timeout, TimeoutError)):
-        return "dropped"
-    return KINDS.get(error.errno or 0, "failed")
+        return FAILURES[errno.ETIMEDOUT]
+    return FAILURES.get(error.errno or 0, error.strerror or str(error))
 
 
 @contextlib.contextmanager
@@ -89,7 +83,7 @@ def asked(source: str, peer: CheckedPeer, port: int, timeout: float) -> Iterator
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         sock.sendall(f"{GREETING} {peer.token}\n".encode())
         if _exactly(sock, len(ANSWER)) != ANSWER:
-            raise Stranger(0, "another program answers there")
+            raise OSError(None, "another program answers there")
         yield sock
 
 
@@ -107,10 +101,9 @@ def try_port(source: str, peer: CheckedPeer, port: int, timeout: float) -> PortT
     """Whether a port of a peer is reachable, or how it fails."""
     try:
         with asked(source, peer, port, timeout):
-            return {"port": port, "error": "", "words": ""}
+            return {"port": port, "error": ""}
     except OSError as why:
-        # A foreign program that accepts the connection still proves that the port is open.
-        return {"port": port, "error": kind_of(why), "words": why.strerror or str(why)}
+        return {"port": port, "error": failure_text(why)}
 
 
 def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> float:
@@ -176,8 +169,8 @@ def check_peer(source: str, peer: CheckedPeer, timeout: float) -> LinkTry:
 
 
 def closed_ports(link: LinkTry) -> list[PortTry]:
-    """The unreachable ones; a port where a stranger answers is reachable."""
-    return [port for port in link["ports"] if port["error"] not in ("", "stranger")]
+    """The unreachable ones."""
+    return [port for port in link["ports"] if port["error"]]
 
 
 def usable_port(link: LinkTry) -> int | None:
@@ -190,7 +183,6 @@ def peer_check(
 ) -> dict[str, list[LinkTry]]:
     """The links to the peers (see CheckedPeer): reachable on every port, delay, rate (unless without rates), interface."""
     checked = [CheckedPeer(**peer) for peer in peers]
-    end = time.monotonic() + DEADLINE
     with ThreadPoolExecutor(max_workers=16) as pool:
         links = list(pool.map(lambda peer: check_peer(address, peer, timeout), checked))
     for peer, link in zip(checked, links if rates else []):
@@ -198,8 +190,6 @@ def peer_check(
         if port is None or link["error"]:
             continue
         try:
-            if time.monotonic() > end:
-                raise TimeoutError(f"the time limit of {DEADLINE:g} s for all peers was reached")
             link["bandwidth_mbit"] = both_ways(address, peer, port, timeout)
         except OSError as error:
             link["error"] = f"bulk data: {error.strerror or error}"

@@ -4,13 +4,12 @@
 """A short-lived process that answers the job's other hosts on the ports that the job will use.
 
 It binds one address, serves only clients with its token, and exits at its deadline, whatever happens to the controller;
-one that an interrupted play left behind makes way for the next (SIGUSR1). It returns what it gets, so that a client sees
+the next start ends one that an interrupted play left behind. It returns what it gets, so that a client sees
 delay and rate.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hmac
 import os
@@ -33,8 +32,8 @@ ANSWER = b"OK\n"
 CHUNK = 1 << 16
 PATIENCE = 10.0  # seconds that a connection may be idle
 DATA_PORTS = 3  # of the range that are tried
+STALE_SECONDS = 30.0  # the age of a responder that nobody uses any more
 LINE = 200  # maximum bytes of a request
-UNUSED = 8.0  # seconds without a client after which nobody tests here any more
 
 
 class PeerCheckError(Exception):
@@ -50,55 +49,33 @@ class Responder(TypedDict):
     started: int
 
 
-class Started(TypedDict):
-    """The result of a start: the responder, or why there is none; and whether somebody else holds the rendezvous port."""
-
-    responder: Responder | None
-    is_held: bool
-    error: str
-
-
 def start_responder(
     address: str, rendezvous_port: int, others: Sequence[int], low: int, high: int, seconds: int
-) -> Started:
+) -> dict[str, object]:
     """Start answering at an address for so many seconds, on the rendezvous port (0 if this host is not the master), others where the
-    job will listen, such as the keeper's port, and some of the data ports from low to high.
-
-    That it cannot be started is a result, for the judgement of all hosts.
-    """
+    job will listen, such as the keeper's port, and some of the data ports from low to high."""
     sockets: list[socket.socket] = []
-    try:
-        if rendezvous_port:
-            wait_for_checks(rendezvous_port)
-            sockets += _try_bind(address, rendezvous_port)
-        is_held = bool(rendezvous_port) and not sockets
-        for port in others:
+    if rendezvous_port:
+        wait_for_checks(rendezvous_port)
+        sockets += _try_bind(address, rendezvous_port)
+    for port in others:
+        sockets += _try_bind(address, port)
+    wanted = len(sockets) + DATA_PORTS
+    # Both ends of the range and random ports between them, more than needed because some may be taken.
+    for port in dict.fromkeys([low, high, *(random.randint(low, high) for dummy in range(60))]):
+        if len(sockets) < wanted and port not in (rendezvous_port, *others):
             sockets += _try_bind(address, port)
-        wanted = len(sockets) + DATA_PORTS
-        # Both ends of the range and random ports between them, more than needed because some may be taken.
-        for port in dict.fromkeys([low, high, *(random.randint(low, high) for dummy in range(60))]):
-            if len(sockets) < wanted and port not in (rendezvous_port, *others):
-                sockets += _try_bind(address, port)
-    except PeerCheckError as error:
-        return {"responder": None, "is_held": False, "error": str(error)}
     token = secrets.token_hex(16)
     pid, started = background.spawn(PORT_CHECK, sockets, lambda: _serve(sockets, token, seconds))
     ports = [listener.getsockname()[1] for listener in sockets]
     for listener in sockets:
         listener.close()
-    return {
-        "responder": {"ports": ports, "token": token, "pid": pid, "started": started},
-        "is_held": is_held,
-        "error": "",
-    }
+    return {"responder": {"ports": ports, "token": token, "pid": pid, "started": started}}
 
 
 def stop_responder(pid: int, started: int) -> dict[str, bool]:
     """Stop the responder that is this process and started at that clock tick; whether it ran."""
-    try:
-        return {"stopped": background.end(pid, started)}
-    except PermissionError as error:
-        raise PeerCheckError(f"process {pid} is not ours to stop: {error.strerror}") from error
+    return {"stopped": background.end(pid, started)}
 
 
 def _try_bind(address: str, port: int) -> list[socket.socket]:
@@ -112,9 +89,9 @@ def _try_bind(address: str, port: int) -> list[socket.socket]:
         raise PeerCheckError(f"cannot listen on {address} port {port}: {os.strerror(error.errno or 0)}") from error
 
 
-def wait_for_checks(port: int, patience: float = 20.0) -> None:
+def wait_for_checks(port: int, patience: float = 40.0) -> None:
     """Wait until our own checks on the port are over: another controller's takes seconds, and one that an interrupted play left
-    behind ends when it is asked, since it is unused."""
+    behind is ended."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
         holders = [one.process for one in port_holders([port]) if one.process and one.uid == os.getuid()]
@@ -122,26 +99,13 @@ def wait_for_checks(port: int, patience: float = 20.0) -> None:
         if not checks:
             return
         for one in checks:
-            if one.command == PORT_CHECK:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(one.pid, signal.SIGUSR1)
+            age = time.clock_gettime(time.CLOCK_BOOTTIME) - one.start / os.sysconf("SC_CLK_TCK")
+            if one.command == PORT_CHECK and age > STALE_SECONDS:
+                background.end(one.pid, one.start)
         time.sleep(0.1)
 
 
-class Clients:
-    """When the last one came."""
-
-    last = 0.0
-
-
-def _make_way(signum: int, frame: object) -> None:
-    if time.monotonic() - Clients.last > UNUSED:
-        os._exit(0)
-
-
 def _serve(sockets: Sequence[socket.socket], token: str, seconds: int) -> None:
-    Clients.last = time.monotonic()
-    signal.signal(signal.SIGUSR1, _make_way)
     signal.alarm(max(1, seconds))
     for listener in sockets:
         threading.Thread(target=_accept, args=(listener, token), daemon=True).start()
@@ -169,7 +133,6 @@ def answer(connection: socket.socket, token: str) -> None:
             words = connection.makefile("rb", buffering=0).readline(LINE).decode("ascii").split()
             if len(words) != 2 or words[0] != GREETING or not hmac.compare_digest(words[1], token):
                 return
-            Clients.last = time.monotonic()
             connection.sendall(ANSWER)
             while part := connection.recv(CHUNK):
                 connection.sendall(part)

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypedDict
 
 from .._contract.findings import Finding, finding
-from .._contract.plan import Plan
+from .._contract.plan import Plan, Training
 from .._kit.words import bytes_text, seconds_text, speed_text, table
 from .._plan.step_model import Link, Speed, StepJob, choose_sync, fastest_precision, job_of, predict
 from .._rules.shares import share_rows
@@ -36,17 +36,14 @@ class Outlook(TypedDict):
     wait_seconds: Dict[str, float]
     bytes_sent: int
     eta_seconds: float
-    one_host_eta_seconds: float
     gain: float
     link_mbit: Optional[float]
-    latency_ms: Optional[float]
     hosts: Dict[str, Dict[str, float]]  # tokens_per_second alone, and rows per step
     without: Dict[str, float]
     ways: Dict[str, Dict[str, float]]  # bytes_sent and tokens_per_second of each ddp_sync method
     auto_sync: Optional[str]
     batch: Optional[int]  # tokens per step with which transfers no longer slow it down much, where those of the plan do
     busy: List[str]  # hosts with other work during the measurement
-    began: bool  # whether an earlier run exists, whose choices the plan keeps
     products: Dict[str, float]  # tokens per second of all hosts alone, if several precisions were measured
 
 
@@ -55,11 +52,9 @@ def outlook(
     speeds: Sequence[Speed],
     link_of: LinkOf,
     products: Optional[Dict[str, float]] = None,
-    began: bool = False,
     busy: Sequence[str] = (),
 ) -> Outlook:
-    """The prediction: one host compared with all. `products`: tokens per second of all hosts for each precision that was tried;
-    `began`: whether the run has begun before."""
+    """The prediction: one host compared with all. `products`: tokens per second of all hosts for each precision that was tried."""
     job, training, link = job_of(plan), plan["training"], link_of([speed.host for speed in speeds])
     passes = sum(job.rows) / job.device_batch
     best = min(speeds, key=lambda speed: speed.alone(passes))
@@ -73,10 +68,8 @@ def outlook(
         "wait_seconds": together.wait_seconds,
         "bytes_sent": together.bytes_sent,
         "eta_seconds": round(together.seconds * training["iterations"], 1),
-        "one_host_eta_seconds": round(best.alone(passes) * training["iterations"], 1),
         "gain": round(together.tokens_per_second / alone, 3),
         "link_mbit": link.mbit if link else None,
-        "latency_ms": link.latency_ms if link else None,
         "hosts": {
             speed.host: {"tokens_per_second": round(training["total_batch"] / speed.alone(passes), 1), "rows": share}
             for speed, share in zip(speeds, job.rows)
@@ -86,7 +79,6 @@ def outlook(
         "auto_sync": best_sync,
         "batch": larger_batch(job, speeds, link, best_sync),
         "busy": list(busy),
-        "began": began,
         "products": products or {},
     }
 
@@ -172,11 +164,7 @@ def prediction_text(plan: Plan, predicted: Outlook) -> str:
             f"{predicted['one_host']} alone; a step of {short(predicted['step_seconds'])} sends "
             f"{bytes_text(predicted['bytes_sent'])} from each host"
         )
-    lines += [
-        *ways_lines(plan, predicted["ways"]),
-        *why_sync(plan, predicted),
-        *why_products(plan, predicted),
-    ]
+    lines += [*ways_lines(plan, predicted["ways"]), *choices(plan["training"], predicted)]
     if predicted["batch"]:
         lines.append(
             f"  a step of {plan['training']['total_batch']} tokens is too short to hide what it sends over this link; "
@@ -200,44 +188,24 @@ def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, float]]) -> List[str
     return table(["ddp_sync", "sent a step", "tok/s"], rows) if rows else []
 
 
-def other_than_taken(name: str, taken: object, best: object, because: str, began: bool) -> List[str]:
-    """Why the plan differs from what the measurements suggest."""
-    if began:
-        return [
-            f"  {name} auto keeps {taken}, which the run started with; {because}, so it would now choose {best} "
-            f"(-e {name}={best}; training resumes from its checkpoints)"
-        ]
-    return [
-        f"  {name} auto is {taken} in this plan, which was made before the measurement; a start uses {best}: {because}"
-    ]
+def choices(training: Training, predicted: Outlook) -> List[str]:
+    """Why ddp_sync and ddp_matmul are as they are where they are auto, or what the measurements suggest in their place."""
+    found = []
+    if best := predicted["auto_sync"]:
+        why = f"the least rounding that hides behind a link of {predicted['link_mbit'] or 0:.0f} Mbit/s"
+        found.append(choice("ddp_sync", training["sync"], best, why))
+    if speeds := predicted["products"]:
+        each = ", ".join(f"{matmul} {speed_text(speed)} tok/s" for matmul, speed in speeds.items())
+        why = f"measured without the optimizer, all hosts together: {each}"
+        found.append(choice("ddp_matmul", training["matmul"], fastest_precision(speeds), why))
+    return found
 
 
-def why_sync(plan: Plan, predicted: Outlook) -> List[str]:
-    """Why ddp_sync auto chose the plan's method."""
-    best, taken = predicted["auto_sync"], plan["training"]["sync"]
-    if not best:
-        return []
-    link = f"the slowest link carries {predicted['link_mbit'] or 0:.0f} Mbit/s each way while both hosts send"
-    if best != taken:
-        return other_than_taken("ddp_sync", taken, best, link, predicted["began"])
-    if best == "exact":
-        return [f"  ddp_sync auto is exact, because rounding would gain little or nothing: {link}"]
-    exact = speed_text(predicted["ways"]["exact"]["tokens_per_second"])
-    return [f"  ddp_sync auto is {best}, the least rounding that hides behind this link (exact: {exact} tok/s): {link}"]
-
-
-def why_products(plan: Plan, predicted: Outlook) -> List[str]:
-    """Why ddp_matmul auto chose the plan's precision."""
-    speeds = predicted["products"]
-    if not speeds:
-        return []
-    taken = plan["training"]["matmul"]
-    each = ", ".join(f"{matmul} {speed_text(speed)} tok/s" for matmul, speed in speeds.items())
-    because = f"measured without the optimizer, all hosts together: {each}"
-    best = fastest_precision(speeds)
-    if best != taken:
-        return other_than_taken("ddp_matmul", taken, best, because, predicted["began"])
-    return [f"  ddp_matmul auto is {taken}: {because}"]
+def choice(name: str, taken: str, best: str, why: str) -> str:
+    """A plan made before the measurement differs from it, and a run that has begun keeps its choice."""
+    if best == taken:
+        return f"  {name} auto is {taken}: {why}"
+    return f"  {name} auto is {taken} in this plan, and {best} in a new run: {why}. A run that has begun changes with -e {name}={best}"
 
 
 def difference(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]], speed: float) -> str:

@@ -11,7 +11,7 @@ import re
 from typing import Sequence, cast
 
 from .._contract import lineage, politeness
-from .._contract.document import Document, digest_of, items, number, section, text
+from .._contract.document import Document, items, number, section, text
 from .._contract.probe import DataSet, PastRun, PastSession, PastShare, PortHolder, TrainingProcess
 from .._contract.run_folder import TRAINING_FILE, checkpoint_steps
 from .._contract.training import training_of
@@ -95,23 +95,9 @@ def data_sets(base: str) -> list[DataSet]:
     """The data sets in the store, from their manifests."""
     found: list[DataSet] = []
     for path in sorted(glob.glob(os.path.join(glob.escape(base), "data", "*", "manifest.json"))):
-        manifest, folder = read_object(path), os.path.dirname(path)
-        sizes = {str(one.get("name")): number(one, "bytes") for one in items(manifest, "shards")}
-        total = sum(sizes.values())
-        sizes.update({f"tokenizer/{one.get('name')}": number(one, "bytes") for one in items(manifest, "tokenizer")})
-        found.append(
-            {
-                "id": text(manifest, "id") or os.path.basename(folder),
-                "bytes": total,
-                "digest": digest_of(manifest),
-                "lacking": [name for name, size in sizes.items() if not _has_size(os.path.join(folder, name), size)],
-            }
-        )
+        manifest = read_object(path)
+        if manifest.get("format") != 1 or not items(manifest, "shards"):
+            continue  # torn, or not ours
+        name = text(manifest, "id") or os.path.basename(os.path.dirname(path))
+        found.append({"id": name, "bytes": sum(number(one, "bytes") for one in items(manifest, "shards"))})
     return found
-
-
-def _has_size(path: str, size: int) -> bool:
-    try:
-        return os.path.getsize(path) == size
-    except (OSError, ValueError):
-        return False

@@ -14,7 +14,6 @@ import hashlib
 import http.client
 import itertools
 import os
-import socket
 import time
 import urllib.parse
 from typing import BinaryIO, NamedTuple
@@ -28,8 +27,8 @@ SILENCE_SECONDS = 10.0
 LONGEST_PIECE_SECONDS = 120.0
 # Where the host before lacks a piece so many further on, which the one before that has, it is slow and left out.
 AHEAD = 8
-# How long it tries to get further files, once one could not be had.
-LITTLE_PATIENCE = 2.0
+# How long it tries to get a piece, and further files once one could not be had.
+PATIENCE, LITTLE_PATIENCE = 60.0, 2.0
 
 
 class ShardPeer(NamedTuple):
@@ -76,7 +75,8 @@ class Source:
             return data
         except (OSError, http.client.HTTPException) as why:
             self.failures += 1
-            self.trouble = f"{self.peer.address}:{self.peer.port}: {network_error_text(why)}"
+            said = getattr(why, "strerror", None) or str(why) or type(why).__name__
+            self.trouble = f"{self.peer.address}:{self.peer.port}: {said}"
         self.close()
         return None
 
@@ -125,7 +125,9 @@ class Source:
 class Chain:
     """A host that receives files from the others."""
 
-    def __init__(self, digests: Digests, before: list[Source], behind: list[Source], patience: float) -> None:
+    def __init__(
+        self, digests: Digests, before: list[Source], behind: list[Source], patience: float = PATIENCE
+    ) -> None:
         """`before`: the hosts before this one, the nearest first."""
         self.digests = digests
         self.sources = [*before, *behind]
@@ -223,14 +225,3 @@ def keep_right_pieces(file: BinaryIO, entry: ManifestEntry) -> int:
             return number
     file.truncate(entry.bytes)
     return len(entry.proofs())
-
-
-def network_error_text(why: Exception) -> str:
-    """A network exception as text."""
-    if isinstance(why, (socket.timeout, TimeoutError)):
-        return "timed out (a firewall drops packets, or the host is gone)"
-    if isinstance(why, ConnectionRefusedError):
-        return "connection refused (its shard server has ended)"
-    if isinstance(why, OSError) and why.strerror:
-        return why.strerror
-    return str(why) or type(why).__name__

@@ -3,15 +3,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A folder of files and the manifest that says which files, of which size and digest, belong in it.
 
-A data set has numbered parquet shards, the last of them validation, and a tokenizer folder; a manifest of any other
-folder has files. Digests are remembered with size, time and inode of the file, so that
-only what changed is read again.
+A data set has numbered parquet shards, the last of them validation, and a tokenizer folder. Digests are remembered with size,
+time and inode of the file, so that only what changed is read again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import hashlib
 import os
@@ -33,7 +31,7 @@ CHUNK = 1 << 20
 PIECE = 1 << 22
 PIECE_DIGITS = 32
 # The lists of files in a manifest, and the folder in which they are.
-SECTIONS = {"shards": "", "tokenizer": "tokenizer/", "files": ""}
+SECTIONS = {"shards": "", "tokenizer": "tokenizer/"}
 
 
 class ShardsError(Exception):
@@ -46,9 +44,8 @@ class ManifestEntry(NamedTuple):
     path: str
     bytes: int
     sha256: str
-    pieces: str = (
-        ""  # the beginnings of the digests of its pieces; empty if it is one, as all files were in earlier versions
-    )
+    # The beginnings of the digests of its pieces; empty if it is one, as all files were in earlier versions.
+    pieces: str = ""
 
     def line(self) -> str:
         """For people and diffs."""
@@ -67,7 +64,7 @@ class ManifestEntry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """Shards and tokenizer of a data set, or the files of any other folder, in training order."""
+    """Shards and tokenizer of a data set, in training order."""
 
     id: str
     files: list[ManifestEntry]
@@ -88,12 +85,11 @@ class Manifest(NamedTuple):
 
     def document(self) -> dict[str, object]:
         """The content of the file and the module's result."""
-        is_data = all(re.fullmatch(r"[^/]+\.parquet|tokenizer/[^/]+", one.path) for one in self.files)
-        found: dict[str, list[dict[str, object]]] = {}
+        found: dict[str, list[dict[str, object]]] = {kind: [] for kind in SECTIONS}
         for one in self.files:
-            kind = "files" if not is_data else "tokenizer" if "/" in one.path else "shards"
+            kind = "tokenizer" if "/" in one.path else "shards"
             item = {"name": one.path[len(SECTIONS[kind]) :], "bytes": one.bytes, "sha256": one.sha256}
-            found.setdefault(kind, []).append({**item, "pieces": one.pieces} if one.pieces else item)
+            found[kind].append({**item, "pieces": one.pieces} if one.pieces else item)
         return {"format": 1, "id": self.id, **found}
 
     def digest(self) -> str:
@@ -137,16 +133,16 @@ def save_manifest(folder: str, manifest: Manifest) -> None:
 class Digests:
     """Digests of a folder's files, valid while size, time and inode do not change."""
 
-    def __init__(self, folder: str, use_stored: bool = True) -> None:
+    def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._known = section(read_object(os.path.join(folder, DIGESTS)), "files") if use_stored else {}
+        self._known = section(read_object(os.path.join(folder, DIGESTS)), "files")
         self._dirty = False
 
     def of(self, path: str) -> str:
         """The digest of a file as it is now; empty if missing."""
         full = os.path.join(self.folder, path)
         if not self.known(path) and os.path.isfile(full):
-            self._remember(path, os.stat(full), hash_file(full))
+            self.learn(path, found=os.stat(full), sha256=hash_file(full))
         return self.known(path)
 
     def known(self, path: str) -> str:
@@ -166,22 +162,20 @@ class Digests:
             for piece in iter(lambda: file.read(PIECE), b""):
                 whole.update(piece)
                 pieces.append(hashlib.sha256(piece).hexdigest()[:PIECE_DIGITS])
-        self._remember(path, found, whole.hexdigest())
+        self.learn(path, whole.hexdigest(), found)
         return ManifestEntry(path, found.st_size, whole.hexdigest(), "".join(pieces) if len(pieces) > 1 else "")
 
-    def learn(self, path: str, sha256: str) -> None:
-        """Store a digest that was computed while writing the file."""
-        self._remember(path, os.stat(os.path.join(self.folder, path)), sha256)
+    def learn(self, path: str, sha256: str, found: os.stat_result | None = None) -> None:
+        """Store a digest that was computed while writing the file, or reading it (found: as it was before)."""
+        found = found or os.stat(os.path.join(self.folder, path))
+        self._known[path] = {**_identity(found), "sha256": sha256}
+        self._dirty = True
 
     def save(self) -> None:
         """Other processes may read the file at any time."""
         if self._dirty and os.path.isdir(self.folder):
             write_json(os.path.join(self.folder, DIGESTS), {"format": 1, "files": self._known})
             self._dirty = False
-
-    def _remember(self, path: str, found: os.stat_result, sha256: str) -> None:
-        self._known[path] = {**_identity(found), "sha256": sha256}
-        self._dirty = True
 
 
 def _identity(found: os.stat_result) -> dict[str, object]:
@@ -258,9 +252,7 @@ def link(source: str, target: str) -> None:
     source = os.path.realpath(source)
     try:
         os.link(source, temporary)
-    except OSError as why:
-        if why.errno not in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP):
-            raise
+    except OSError:
         os.symlink(source, temporary)
     os.replace(temporary, target)
 

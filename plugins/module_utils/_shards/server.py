@@ -25,7 +25,7 @@ import socketserver
 import threading
 import time
 import urllib.parse
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple
 
 from .._contract.document import digest_of, number
 from .._kit import background, processes
@@ -39,6 +39,7 @@ SHARE = ".share"
 NAME = "nanochat-shards"
 STOP_SECONDS = 10
 LIFETIME = 86400
+IDLE_SECONDS = 900  # without a request, after which it ends
 
 
 class ServerSettings(NamedTuple):
@@ -51,32 +52,15 @@ class ServerSettings(NamedTuple):
     high: int
     allow: list[str]
     secret: str
-    idle: int  # seconds without a request after which it ends
 
     @property
     def place(self) -> str:
         return place_of(self.folder, self.secret)
 
 
-class ServerState(TypedDict, total=False):
-    """A server's state file; empty if there is none."""
-
-    pid: int
-    pid_start: int
-    address: str
-    port: int
-    settings: str  # their digest
-
-
 def proof(secret: str, path: str) -> str:
     """Sign a request; used by client and server."""
     return hmac.new(secret.encode(), path.encode(), hashlib.sha256).hexdigest()
-
-
-def plain_address(address: str) -> str:
-    """The canonical spelling of an address; IPv4 inside IPv6 is IPv4."""
-    found = ipaddress.ip_address(address.split("%")[0])
-    return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -98,8 +82,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """GET /NUMBER/PATH, signed, answers with that piece of that file, HEAD says whether it is here; everything else is refused silently."""
 
     protocol_version = "HTTP/1.1"
-    server_version = "shards"
-    sys_version = ""
     timeout = 60
     server: Server
 
@@ -155,7 +137,7 @@ class Server(socketserver.ThreadingTCPServer):
         self.address_family = socket.AF_INET6 if ":" in settings.address else socket.AF_INET
         self.settings = settings
         self.files = {one.path: one for one in settings.manifest.files}
-        self.allow = {plain_address(one) for one in settings.allow}
+        self.allow = {ipaddress.ip_address(one) for one in settings.allow}
         self.last_asked = time.monotonic()
         super().__init__((settings.address, port), Handler)
 
@@ -164,10 +146,7 @@ class Server(socketserver.ThreadingTCPServer):
         return int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        return plain_address(client_address[0]) in self.allow
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A disconnecting peer is not worth reporting."""
+        return ipaddress.ip_address(client_address[0]) in self.allow
 
     def work(self) -> None:
         """Serve until idle or forgotten; the alarm ends even what hangs."""
@@ -175,7 +154,7 @@ class Server(socketserver.ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
         self.last_asked = time.monotonic()
         time.sleep(1.0)  # its state is written meanwhile
-        while time.monotonic() < self.last_asked + self.settings.idle and os.path.exists(self.settings.place):
+        while time.monotonic() < self.last_asked + IDLE_SECONDS and os.path.exists(self.settings.place):
             time.sleep(0.5)
 
 
@@ -210,28 +189,28 @@ def places(folder: str) -> list[str]:
     return [path for path in paths_in(os.path.join(folder, SHARE)) if not os.path.basename(path).startswith(".")]
 
 
-def running(place: str) -> ServerState | None:
+def running(place: str) -> dict[str, Any] | None:
     """The state of a server if its process is alive."""
-    state = cast(ServerState, read_object(place))
+    state: dict[str, Any] = read_object(place)
     found = processes.process(number(state, "pid"))
     return state if found and found.start == state.get("pid_start") and found.name == NAME else None
 
 
-def start(settings: ServerSettings) -> ServerState:
+def start(settings: ServerSettings) -> dict[str, Any]:
     """Start the server in a process of its own; returns its state once it listens."""
     for old in places(settings.folder):
         if running(old) is None:  # it ended by itself
             stop(old)
     with bound(settings) as server:
         pid, begun = background.spawn(NAME, [server.socket], server.work)
-        state: ServerState = {"pid": pid, "pid_start": begun, "address": settings.address, "port": server.port}
+        state: dict[str, Any] = {"pid": pid, "pid_start": begun, "address": settings.address, "port": server.port}
     state["settings"] = digest_of(settings)
     os.makedirs(os.path.dirname(settings.place), mode=0o700, exist_ok=True)
     write_json(settings.place, state, 0o600)
     return state
 
 
-def stop(place: str) -> ServerState | None:
+def stop(place: str) -> dict[str, Any] | None:
     """Stop exactly this server; returns its state, None if it was not running."""
     state = running(place)
     if state is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from typing import Any, Callable, Collection, Mapping, NamedTuple
 
 from .._contract import validate
@@ -50,13 +51,12 @@ class ShardsRequest(NamedTuple):
     options: Mapping[str, Any]
 
     def manifest(self) -> Manifest | None:
-        """The given one, or the folder's own."""
+        """The given one, or the folder's own; None if it has none yet and this is check mode."""
         given = self.options["manifest"]
-        return Manifest.read(given) if given is not None else load_manifest(self.path)
-
-    def digests(self) -> Digests:
-        """Those of the folder's files; with verify=full all of them are read."""
-        return Digests(self.path, use_stored=self.options["verify"] != "full")
+        found = Manifest.read(given) if given is not None else load_manifest(self.path)
+        if found is None and not self.check:
+            raise ShardsError(f"{self.path} has no {MANIFEST}; sync the data set first (--tags data)")
+        return found
 
 
 @dataclasses.dataclass
@@ -92,7 +92,6 @@ class ShardsOutcome:
             "bytes": self.bytes,
             "from": self.sources,
             "repaired": self.repaired,
-            "extra": self.extra,
             "msg": self.msg,
             "diff": {"before": self.before, "after": self.after},
             **self.more,
@@ -147,7 +146,7 @@ def fetch(request: ShardsRequest) -> ShardsOutcome:
     base, names = str(request.options["url"]), [validate.file_path(name) for name in request.options["names"]]
     if has_credentials(base):
         raise ShardsError(f"url is {NO_CREDENTIALS}")
-    kept, digests = request.manifest(), request.digests()
+    kept, digests = load_manifest(request.path), Digests(request.path)
     expected = {one.path: one.sha256 for one in kept.files} if kept else {}
     problems = {name: _problem(request.path, name, digests, expected.get(name)) for name in names}
     outcome = ShardsOutcome.of_names(names, [name for name in names if problems[name]], [])
@@ -177,50 +176,44 @@ def describe(request: ShardsRequest) -> ShardsOutcome:
     """Describe the folder; an existing manifest stays valid."""
     if kept := load_manifest(request.path):
         listing = kept.listing()
-        return ShardsOutcome(manifest=kept, before=listing, after=listing, more={"is_described": True})
-    names, digests = data_files(request.path), request.digests()
+        return ShardsOutcome(manifest=kept, before=listing, after=listing)
+    names, digests = data_files(request.path), Digests(request.path)
     shards = [name for name in names if name.endswith(".parquet")]
     lacking = [name for name in TOKENIZER if f"tokenizer/{name}" not in names]
-    made_now: dict[str, object] = {"is_described": False}
-    if request.check and (lacking or len(shards) < 2):
-        return ShardsOutcome(msg=UNKNOWN_YET, more=made_now)
-    if len(shards) < 2:
-        raise ShardsError(
-            f"{request.path} holds {f'only {shards[0]}' if shards else 'no *.parquet files'}; at least two shards are needed, "
-            "since the last one is kept for validation"
-        )
-    if lacking:
-        raise ShardsError(
-            f"{request.path}/tokenizer lacks {' and '.join(lacking)}; train a tokenizer first (python -m scripts.tok_train) or name "
-            "the folder that holds one"
-        )
-    name = request.options["id"] or os.path.basename(request.path)
-    made = Manifest(name, [digests.described(path) for path in names])
+    if lacking or len(shards) < 2:
+        if request.check:
+            return ShardsOutcome(msg=UNKNOWN_YET)
+        said = f"holds {plural(len(shards), 'shard')} (*.parquet) and {'no' if lacking else 'a'} tokenizer"
+        needed = f"at least two, the last of them for validation, and tokenizer/ with {' and '.join(TOKENIZER)}"
+        raise ShardsError(f"{request.path} {said}; a data set has {needed} (python -m scripts.tok_train makes them)")
+    made = Manifest(os.path.basename(request.path), [digests.described(path) for path in names])
     if not request.check:
         digests.save()
         save_manifest(request.path, made)
-    return ShardsOutcome(True, made, after=made.listing(), more=made_now)
+    return ShardsOutcome(True, made, after=made.listing())
 
 
 def serve(request: ShardsRequest) -> ShardsOutcome:
     """Serve the folder's files to the peers, also those that are still to come."""
-    options, ports = request.options, request.options["ports"] or {"low": 0, "high": 0}
+    options = request.options
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", options["ports"])
+    if not found:
+        raise ShardsError(f"ports {options['ports']!r} is no range like 32768-60999")
     settings = server.ServerSettings(
         request.path,
         request.manifest() or Manifest("", []),
         options["address"],
-        ports["low"],
-        ports["high"],
+        int(found[1]),
+        int(found[2]),
         sorted(options["allow"]),
         options["secret"],
-        options["idle"],
     )
     state = server.running(settings.place)
     same = state is not None and state.get("settings") == digest_of(settings)
     outcome = ShardsOutcome(changed=not same, before=_server_line(state))
     outcome.after = outcome.before if same else f"serving {request.path} on {settings.address}\n"
     # It offers only what has been read.
-    digests = request.digests()
+    digests = Digests(request.path)
     outcome.moved = [entry.path for entry, seen in compare(settings.manifest.files, digests).items() if seen != "ok"]
     if not same and not request.check:
         make_folder(request.path)
@@ -244,20 +237,16 @@ def stop(request: ShardsRequest) -> ShardsOutcome:
     return outcome
 
 
-def _server_line(state: server.ServerState | None) -> str:
+def _server_line(state: Mapping[str, Any] | None) -> str:
     return f"serving on {state['address']}:{state['port']}, pid {state['pid']}\n" if state else ""
 
 
 def sync(request: ShardsRequest) -> ShardsOutcome:
     """Complete the folder with every file of the manifest, from any peer."""
-    if request.options["manifest"] is None:
-        if request.check:
-            return ShardsOutcome(msg=UNKNOWN_YET)
-        raise ShardsError(f"there is no manifest for {request.path}")
-    manifest = Manifest.read(request.options["manifest"])
-    kept, digests = load_manifest(request.path), request.digests()
-    if not request.check:
-        make_folder(request.path)
+    manifest = request.manifest()
+    if manifest is None:
+        return ShardsOutcome(msg=UNKNOWN_YET)
+    kept, digests = load_manifest(request.path), Digests(request.path)
     states = compare(manifest.files, digests)
     lacking = [entry for entry, state in states.items() if state != "ok"]
     outcome = ShardsOutcome(bool(lacking) or kept != manifest, manifest, after=manifest.listing())
@@ -266,11 +255,10 @@ def sync(request: ShardsRequest) -> ShardsOutcome:
     outcome.repaired = {entry.path: states[entry] for entry in lacking if states[entry] != "missing"}
     there = [(entry, state) for entry, state in states.items() if state != "missing"]
     outcome.before = "".join(entry.line() if state == "ok" else f"{entry.path} {state}\n" for entry, state in there)
-    names = {entry.path for entry in states}
-    outcome.extra = [name for name in data_files(request.path) if name not in names]
     if lacking:
         outcome.msg = f"{plural(len(lacking), 'file')}, {outcome.bytes} bytes to copy here"
     if not request.check:
+        make_folder(request.path)
         with writing(request.path):
             _bring(request, outcome, lacking, digests)
             digests.save()
@@ -293,14 +281,19 @@ def _bring(request: ShardsRequest, outcome: ShardsOutcome, lacking: list[Manifes
         [Source(peer, options["secret"] or "", options["address"] or "") for peer in peers]
         for peers in around(request.host, options["peers"])
     )
-    received = Chain(digests, before, behind, options["timeout"]).pull(wanted)
+    received = Chain(digests, before, behind).pull(wanted)
     for host, count in received.items():
         outcome.sources[host] = outcome.sources.get(host, 0) + count
 
 
 def around(host: str, chain: list[dict[str, Any]]) -> tuple[list[ShardPeer], list[ShardPeer]]:
     """The hosts before this one in the chain, the nearest first, and those behind it."""
-    peers = [ShardPeer(str(one["host"]), validate.address(one["address"]), validate.port(one["port"])) for one in chain]
+    try:
+        peers = [
+            ShardPeer(str(one["host"]), validate.address(one["address"]), validate.port(one["port"])) for one in chain
+        ]
+    except LookupError as why:
+        raise ShardsError(f"one of the peers has no {why}") from why
     own = next((number for number, peer in enumerate(peers) if peer.host == host), len(peers))
     return peers[:own][::-1], peers[own + 1 :]
 
@@ -309,11 +302,9 @@ def link_run(request: ShardsRequest) -> ShardsOutcome:
     """Link exactly the manifest's files into the run's data and tokenizer folders, after verifying each digest."""
     manifest, run_dir = request.manifest(), str(request.options["dest"])
     if manifest is None:
-        if request.check:
-            return ShardsOutcome(msg=UNKNOWN_YET)
-        raise ShardsError(f"{request.path} has no {MANIFEST}; sync the data set first (--tags data)")
+        return ShardsOutcome(msg=UNKNOWN_YET)
     if not request.check:
-        digests = request.digests()
+        digests = Digests(request.path)
         states = compare(manifest.files, digests)
         digests.save()
         if wrong := [f"{entry.path} {state}" for entry, state in states.items() if state != "ok"]:

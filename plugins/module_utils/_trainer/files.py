@@ -25,10 +25,6 @@ from .._kit.files import hash_file, read_object, write_whole
 LEFT_OUT = (".*", "__pycache__", "*.pyc")
 
 
-class TreeError(Exception):
-    """A sentence about a problem with the folder."""
-
-
 def read_tree(folder: str) -> dict[str, bytes]:
     """Every file in a folder by path, without hidden and generated ones."""
     found: dict[str, bytes] = {}
@@ -57,23 +53,18 @@ def trainer_files(
     Without contents (path -> base64), of the files that would be written, it only compares. Files in use are not changed, and only
     files that were deployed earlier are removed.
     """
-    try:
-        there = {path: digest_at(os.path.join(dest, path)) for path in sorted(files)}
-        write = [path for path, old in there.items() if old != files[path]]
-        earlier = filter(_is_inside, words(read_object(os.path.join(dest, DEPLOYED)), "files"))
-        remove = sorted(path for path in earlier if path not in files and os.path.lexists(os.path.join(dest, path)))
-        if (write or remove) and (use := use_of(dest)):
-            raise TreeError(f"{host}: {use}")
-        if (write or remove) and contents is not None and not check:
-            for path in write:
-                _write(os.path.join(dest, path), base64.b64decode(contents[path]))
-            for path in remove:
-                _remove(os.path.join(dest, path))
-            _write(os.path.join(dest, DEPLOYED), json.dumps({"files": sorted(files)}, indent=1).encode())
-    except OSError as why:
-        raise TreeError(
-            f"{host}: {why.filename or dest}: {why.strerror or why}; the user with id {os.getuid()} must be able to write there"
-        ) from why
+    there = {path: digest_at(os.path.join(dest, path)) for path in sorted(files)}
+    write = [path for path, old in there.items() if old != files[path]]
+    earlier = filter(_is_inside, words(read_object(os.path.join(dest, DEPLOYED)), "files"))
+    remove = sorted(path for path in earlier if path not in files and os.path.lexists(os.path.join(dest, path)))
+    if (write or remove) and (use := use_of(dest)):
+        return {"failed": True, "msg": f"{host}: {use}"}
+    if (write or remove) and contents is not None and not check:
+        for path in write:
+            _write(os.path.join(dest, path), base64.b64decode(contents[path]))
+        for path in remove:
+            _remove(os.path.join(dest, path))
+        _write(os.path.join(dest, DEPLOYED), json.dumps({"files": sorted(files)}, indent=1).encode())
     before = [*(f"{path} {there[path][:12]}\n" for path in write if there[path]), *(f"{path}\n" for path in remove)]
     after = [f"{path} {files[path][:12]}\n" for path in write]
     return {

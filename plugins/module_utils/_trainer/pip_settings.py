@@ -71,14 +71,12 @@ def for_uv(settings: Mapping[str, str], more: Optional[str] = None) -> dict[str,
     """The same as environment variables of uv; `more` is another index. What the user set for uv stands."""
     own = ("UV_DEFAULT_INDEX", "UV_FIND_LINKS", "UV_INSECURE_HOST", "UV_INDEX_STRATEGY")
     has_index, proxy = settings.get("no-index", "").lower() in NO, settings.get("proxy", "")
-    further = [*settings.get("extra-index-url", "").split(), *([more] if more else [])]
+    further = [*settings.get("extra-index-url", "").split(), *([more] if more else [])] if has_index else []
     wanted = {
         # Every package is pinned by its digest, so that it does not matter which index has it.
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_DEFAULT_INDEX": settings.get("index-url", "") if has_index else "",
-        "UV_INDEX": " ".join(urllib.parse.quote(url, safe=":/?&=@%+~,;$!*'()[]") for url in further)
-        if has_index
-        else "",
+        "UV_INDEX": " ".join(urllib.parse.quote(url, safe=":/?&=@%+~,;$!*'()[]") for url in further),
         "UV_NO_INDEX": "" if has_index else "1",
         "UV_FIND_LINKS": ",".join(settings.get("find-links", "").split()),
         "UV_INSECURE_HOST": settings.get("trusted-host", ""),

@@ -21,7 +21,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
-from .._contract.document import section
 from .._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK, VENV_MARK, VENV_STAMP, venv_kind
 from .._contract.versions import MADE_PYTHON, UV, VENV_BYTES
 from .._kit.bare import run
@@ -33,15 +32,6 @@ from .uv_errors import ANSWER_SECONDS, CPU_INDEX, VenvError, explain, last_line
 
 OLDEST_PYTHON = (3, 10)
 LOCK_SECONDS = 1800  # how long another build of the same environment is waited for
-# Imports whatever these packages install.
-IMPORTS = """
-import importlib.metadata, re, sys
-wanted = set(sys.argv[1:])
-for module, packages in importlib.metadata.packages_distributions().items():
-    names = {re.sub("[-_.]+", "-", name).lower() for name in packages}
-    if wanted & names and module.isidentifier() and not module.startswith("_"):
-        importlib.import_module(module)
-"""
 ASK_PYTHON = "import json, platform, sys; print(json.dumps([*sys.version_info[:2], platform.machine()]))"
 
 
@@ -52,46 +42,33 @@ def trainer_venv(host: str, check: bool = False, **wanted: Any) -> dict[str, obj
     reach would help.
     """
     venv = Venv(host, **wanted)
-    tags = None
+    tags: Optional[dict[str, str]] = None
+    lacks_uv: Optional[str] = None
     try:
         tags = venv.tags
         # Somebody else's environment is only read, and its folder may not be writable for a lock.
         with contextlib.nullcontext() if check or venv_kind(venv.path) == "foreign" else building(venv.path, host):
-            return {"tags": tags, **present(venv, check)}
+            before, changed = venv.packages(), not venv.is_ready()
+            if changed:
+                venv.refuse()
+            if changed and not check and not os.access(venv.uv, os.X_OK):
+                changed, lacks_uv = False, os.uname().machine
+            elif changed and not check:
+                venv.build()
+            packages = venv.packages()
     except VenvError as why:
         return {"failed": True, "msg": str(why), "lacks_packages": why.lacks_packages, "tags": tags}
-    except OSError as why:
-        return {"failed": True, "msg": f"{host}: {why.filename or venv.path}: {why.strerror or why}"}
-
-
-def present(venv: Venv, check: bool) -> dict[str, object]:
-    """Make the environment unless it is there."""
-    before, changed = section(venv.stamp(), "packages"), not venv.is_ready()
-    lacks_uv = None
-    if changed:
-        venv.refuse()
-        if not check and not os.access(venv.uv, os.X_OK):
-            changed, lacks_uv = False, os.uname().machine
-        elif not check:
-            venv.build()
-    packages = venv.packages()
     after = {name: versions[-1] for name, versions in venv.pins.items()} if changed and check else packages
-    return {
-        "changed": changed,
-        "lacks_uv": lacks_uv,
-        "packages": packages,
-        "diff": {"before": listed(before), "after": listed(after)},
-    }
+    diff = {"before": listed(before), "after": listed(after)}
+    return {"changed": changed, "lacks_uv": lacks_uv, "packages": packages, "tags": tags, "diff": diff}
 
 
 def lacking_wheels(path: str, wheels: Mapping[str, tuple[str, int]], host: str) -> dict[str, object]:
     """Which of these wheels (name -> digest, size) a folder lacks, with room for them; other files there are removed."""
-    check_room(path, 0, host, "ddp_base_dir")
-    there = {one: digest_at(one) for one in paths_in(path) if os.path.isfile(one)}
-    lacking = [name for name, (digest, dummy) in wheels.items() if there.get(os.path.join(path, name)) != digest]
-    for one in there:
-        if os.path.basename(one) not in wheels or os.path.basename(one) in lacking:
-            os.unlink(one)
+    there = {os.path.basename(one): digest_at(one) for one in paths_in(path) if os.path.isfile(one)}
+    lacking = [name for name, (digest, dummy) in wheels.items() if there.get(name) != digest]
+    for name in there.keys() - (wheels.keys() - lacking):
+        os.unlink(os.path.join(path, name))
     check_room(path, sum(wheels[name][1] for name in lacking), host, "ddp_base_dir")
     return {"lacking": lacking}
 
@@ -227,14 +204,13 @@ class Venv:
         if fresh:
             self._uv("venv", "--quiet", "--allow-existing", "--python", self.python, self.path)
         self._install()
-        if lacking := self.lacking():
-            raise VenvError(f"{self.host}: uv reported success, but {self.path} lacks {', '.join(lacking)}")
-        code, out, err = run([self.own_python, "-I", "-c", IMPORTS, *self.pins])
+        # Their modules are named like the packages, that of mlflow-skinny like mlflow.
+        modules = ", ".join(name.partition("-")[0] for name in self.pins)
+        code, out, err = run([self.own_python, "-I", "-c", f"import {modules}"])
         if code != 0:
             told = f"the trainer would not start with {self.path}: {last_line(err or out)}"
             raise VenvError(f"{self.host}: {told}. Remove it, and run --tags trainer again")
-        stamp = {"digest": self.digest, "python": self.tags["python"], "packages": self.packages()}
-        write_json(os.path.join(self.path, VENV_STAMP), stamp)
+        write_json(os.path.join(self.path, VENV_STAMP), {"digest": self.digest, "python": self.tags["python"]})
         os.unlink(os.path.join(self.path, VENV_MARK))
         # Kept after a broken attempt only, so that the next one continues from there.
         shutil.rmtree(self.cache, ignore_errors=True)

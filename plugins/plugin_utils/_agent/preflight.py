@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 from ...module_utils._contract.command_line import flag_words, rank_environ
 from ...module_utils._contract.document import Document, digest_of, section
@@ -41,7 +41,7 @@ def start_responder(call: Call, plan: Plan) -> dict[str, Any]:
         **node["data_ports"],
         seconds=90 + 10 * min(plan["world"], 16),
     )
-    return decoded(answer, {"responder": Optional[Responder], "is_held": bool}, call.host)
+    return decoded(answer, {"responder": Responder}, call.host)
 
 
 def peer_check(call: Call, plan: Plan, rates: bool) -> dict[str, Any]:

@@ -45,14 +45,13 @@ Seen = Mapping[str, Mapping[str, Mapping[str, Any]]]  # host -> piece -> result
 
 
 def judge_links(call: Call, plan: Plan, rates: bool) -> dict[str, object]:
-    """Whether all connections are open, and nobody else holds the rendezvous port; whether these are measured, too; and the ways to each
-    host."""
+    """Whether all connections are open; whether these are measured, too; and the ways to each host."""
     seen = seen_on_hosts(call, plan)
-    links = {host: {"links": pieces.get("links", {}).get("links") or []} for host, pieces in seen.items()}
-    closed = any(closed_ports(link) for tried in links.values() for link in tried["links"])
-    held = any(pieces.get("answering", {}).get("is_held") for pieces in seen.values())
-    hostvars, is_open = call.variables["hostvars"], not closed and not held
-    ways = {host: ways_to(plan, links, host, hostvars[host].get(FIREWALL)) for host in seen}
+    evidence = gather(call, plan, seen, {})
+    is_open = not any(closed_ports(link) for dummy, link in evidence.links())
+    # What was to be opened is open.
+    opened = {host: {**found, "commands": []} for host, found in evidence.firewalls.items()}
+    ways = {host: ways_to(evidence._replace(firewalls=opened), host) for host in seen}
     return {"open": is_open, "measured": is_open and rates, "ways": ways}
 
 
@@ -150,9 +149,11 @@ def missing(seen: Seen) -> list[Finding]:
 
 
 def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> HostTries:
-    """A host's results of start_responder and peer_check, and the error of the first that failed."""
-    failed = (str(one[key]) for one in (answering, links) for key in ("error", "msg") if one.get(key))
-    return {"is_held": bool(answering.get("is_held")), "links": links.get("links") or [], "error": next(failed, "")}
+    """A host's results of start_responder and peer_check; what has none is that host's error."""
+    failed = [
+        str(one["msg"]) for key, one in (("responder", answering), ("links", links)) if "msg" in one and key not in one
+    ]
+    return {"links": links.get("links") or [], "error": next(iter(failed), "")}
 
 
 def measured_on(seen: Seen) -> dict[str, Mapping[str, Any]]:
@@ -172,9 +173,8 @@ def predicted_by(evidence: PreflightEvidence, seen: Seen) -> Outlook | None:
 
     if not speeds or (link_of(hosts) is None and len(hosts) > 1):
         return None
-    began = any(evidence.fact(host, "run", "sync") for host in hosts)
     busy = [one["host"] for host in evidence.probes for one in load(evidence, host)]
-    return outlook(evidence.plan, speeds, link_of, speeds_together(list(measured.values())), began, busy)
+    return outlook(evidence.plan, speeds, link_of, speeds_together(list(measured.values())), busy)
 
 
 def unmeasured(seen: Seen) -> list[Finding]:

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,19 +161,3 @@ def test_field_19_a_rank_killed_for_want_of_memory_is_named(pair: Pair) -> None:
     pair.start("restart")
     verdict = pair.judged(fill, lambda: limit("16g"))
     assert (verdict["code"], verdict["host"]) == ("rank-oom", "laptop")
-
-
-def test_files_that_differ_are_named_before_the_start(pair: Pair) -> None:
-    """field_07 and field_09: a shard is gone from the worker's store, and a file of its trainer was changed by hand."""
-    pair.play(playbook="stop")
-    code = Path(BASE, "trainer/nanochat/kit/common.py")
-    shard = pair.on("laptop", f"ls {BASE}/data/*/shard_00001.parquet").strip()
-    pair.on("laptop", f"cp -p {code} /root/code && echo '# repaired by hand' >>{code} && mv {shard} /root/shard")
-    try:
-        file = pair.kept / "differing.json"
-        pair.play(playbook="preflight", code=2, preflight_file=str(file), preflight_measure_seconds=0)
-    finally:
-        pair.on("laptop", f"cp -p /root/code {code} && cp -p /root/shard {shard}")
-    found = {(one["code"], one["host"]): one for one in json.loads(file.read_text())["findings"]}
-    assert found["trainer-differs", "laptop"]["peer"] == "desktop"
-    assert "shard_00001.parquet missing" in found["data-differs", "laptop"]["seen"]

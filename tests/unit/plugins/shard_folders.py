@@ -57,7 +57,7 @@ def make_ready(data_dir: str, run_dir: str) -> None:
 def server_settings(folder: Path, manifest: dict | None = None, **changes) -> shard_server.ServerSettings:
     """Those of a server on this machine and for this machine."""
     offered = Manifest.read(manifest or {})
-    given = shard_server.ServerSettings(str(folder), offered, "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, idle=120)
+    given = shard_server.ServerSettings(str(folder), offered, "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET)
     return given._replace(**changes)
 
 

@@ -36,6 +36,7 @@ else:
     for name, version in re.findall(r"^([a-z0-9-]+)={{2,3}}([^ ;\\n]+)", pathlib.Path(sys.argv[-1]).read_text(), re.M):
         info = packages / (name + "-" + version + ".dist-info")
         info.mkdir(parents=True, exist_ok=True)
+        (packages / (name.partition("-")[0] + ".py")).touch()
 """
 
 

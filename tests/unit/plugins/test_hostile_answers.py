@@ -252,7 +252,7 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
     for told in cases(honest):
         for name, one in zip(hostvars, (honest, told), strict=True):
             known = {"inventory_hostname": name, "hostvars": hostvars}
-            answering = {"responder": one.get("responder"), "is_held": False, "error": ""}
+            answering = {"responder": one.get("responder")}
             hostvars[name]["__preflight_answering"] = agent("start_responder", known, prints=answering, plan=plan)
             links = {"links": [one.get("link")]}
             hostvars[name].update(

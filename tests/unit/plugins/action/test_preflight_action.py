@@ -46,8 +46,8 @@ class Host:
 
 
 def test_a_host_answers_on_the_ports_of_its_part_of_the_plan():
-    host = Host(make_plan(hosts({"ddp_restarts": 3})).plan, {"responder": None, "is_held": False, "error": "in use"})
-    assert host(verbs.start_responder)["error"] == "in use"
+    host = Host(make_plan(hosts({"ddp_restarts": 3})).plan, {"failed": True, "msg": "in use"})
+    assert host(verbs.start_responder)["msg"] == "in use"
     [(dummy, asked)] = host.asked
     assert (asked["rendezvous_port"], asked["others"], asked["low"], asked["seconds"]) == (29500, [29501], 32768, 110)
 

@@ -180,9 +180,8 @@ def test_why_auto_took_a_way_is_told():
     document = auto(plan())
     best = predict.outlook(document, one, lambda hosts: slow)["auto_sync"]
     assert best != "exact"
-    assert "keeps exact, which the run started with" in predict.prediction_text(
-        document, predict.outlook(document, one, lambda hosts: slow, began=True)
-    )
+    text = predict.prediction_text(document, predict.outlook(document, one, lambda hosts: slow))
+    assert f"ddp_sync auto is exact in this plan, and {best} in a new run" in text and f"-e ddp_sync={best}" in text
     document = auto(plan(), best)
     text = predict.prediction_text(document, predict.outlook(document, one, lambda hosts: slow))
     assert f"ddp_sync auto is {best}" in text

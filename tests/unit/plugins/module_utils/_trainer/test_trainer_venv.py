@@ -28,7 +28,6 @@ def path(tmp_path):
 @pytest.fixture
 def uv(path, monkeypatch):
     monkeypatch.setattr(venv, "VENV_BYTES", 0)
-    monkeypatch.setattr(venv, "IMPORTS", "")
     # The Python of the tests stands for the host's, whichever it is.
     monkeypatch.setattr(venv, "OLDEST_PYTHON", (3, 9))
     monkeypatch.setattr(venv, "answers", lambda *asked: False)
