@@ -49,7 +49,7 @@ def render(plan: Plan, text_bytes: Optional[int] = None, whole: bool = True) -> 
 
 
 def labelled(label: str, lines: list[str], whole: bool) -> list[str]:
-    """A section with its label, wrapped for a screen unless the whole plan is told."""
+    """A section with its label; the brief plan is wrapped for a screen."""
     if not whole:
         lines = [part for line in lines for part in textwrap.wrap(line, COLUMNS - 10, break_long_words=False)]
     return [f"{'' if at else label:10}{line}" for at, line in enumerate(lines)]
