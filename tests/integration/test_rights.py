@@ -29,7 +29,7 @@ PATH=@FOLDER@:$PATH exec "$@"
 
 @pytest.fixture
 def rights(tmp_path):
-    """`rights(password)` plays the tasks on two hosts; the second has sudo without a password. It returns Ansible's account."""
+    """`rights(password)` plays the tasks on a host, and returns Ansible's account."""
     sudo, who = tmp_path / "sudo", tmp_path / "id"
     sudo.write_text(SUDO.replace("@FOLDER@", str(tmp_path)))
     who.write_text("#!/bin/sh\necho 0\n")
@@ -38,10 +38,9 @@ def rights(tmp_path):
 
     def play(password=None):
         # If the tests run as root, Ansible would skip sudo.
-        plan = Play(tmp_path, ["desk", "free"], {"data": {"id": "none"}}, {"ANSIBLE_BECOME_ALLOW_SAME_USER": "1"})
+        plan = Play(tmp_path, ["desk"], {"data": {"id": "none"}}, {"ANSIBLE_BECOME_ALLOW_SAME_USER": "1"})
         plan.variables = {
             "ansible_become_exe": str(sudo),
-            "__plan_seen": {"probe": {"sudo": "{{ 'none' if inventory_hostname == 'desk' else 'passwordless' }}"}},
             **({} if password is None else {"ansible_become_password": password}),
         }
         return plan.run("plan:rights")
@@ -58,14 +57,14 @@ def kept(account) -> dict[str, str]:
 
 def test_field_38_a_password_that_nobody_gave_is_no_failure_and_looks_like_none(rights):
     account = rights()
-    assert kept(account) == {"desk": "none", "free": "passwordless"}
+    assert kept(account) == {"desk": "none"}
     told = results(account, "Test the password for root")["desk"]
     assert (told["rights"], told["refused"]) == ("none", "") and not told.get("failed")
     assert messages(account) == []
     for what in ("failures", "ignored", "rescued", "unreachable", "changed"):
-        assert counts(account, what) == {"desk": 0, "free": 0}, what
+        assert counts(account, what) == {"desk": 0}, what
 
 
 def test_field_38_the_right_password_is_used(rights):
     account = rights("right")
-    assert kept(account) == {"desk": "password", "free": "passwordless"}
+    assert kept(account) == {"desk": "password"}

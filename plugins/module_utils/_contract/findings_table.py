@@ -95,6 +95,10 @@ CATALOGUE: Dict[str, FindingKind] = {
         "Threads that wait for a processor slow every step down, and two threads on one core hardly speed up matrix products.",
         "Leave ddp_threads of that host empty, or train with fewer nodes on it.",
     ),
+    "one-machine-twice": _warning(
+        "Two hosts of the inventory are one machine", "Its ranks share cores and memory, so training is no faster than with one of them.",
+        "Correct ansible_host of the one that should be another machine, or keep only one of them.",
+    ),
     "other-training": _warning(
         "Another training process runs on the host", "It uses cores and memory; a leftover of an earlier attempt may also hold a port.",
         "Look at it with ps, and stop it if nobody needs it; this collection stops only what it started itself.",

@@ -267,6 +267,5 @@ def render(choice: ModelChoice, end: Optional[float]) -> str:
     if taken.together is not None:
         got = f"about {plural(taken.run.iterations, 'step')} of {taken.run.total_batch} tokens, {taken.ratio:.1f} per parameter"
         lines.append(f"  {seconds_text(choice.seconds)} for steps: {got}")
-        if any(row.run.depth != choice.measured_depth for row in choice.rows):
-            lines += [f"  measured at depth {choice.measured_depth}; other depths are scaled by their FLOPs per token"]
+        lines += [f"  measured at depth {choice.measured_depth}; other depths are scaled by their FLOPs per token"]
     return "\n".join(lines)

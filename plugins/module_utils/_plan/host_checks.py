@@ -100,13 +100,12 @@ def tools(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
 def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
     """Whether the base folder can be written, has room, and belongs to this node alone."""
     disk, base = host.probe["disk"], node["base_dir"]
+    here = f"ddp_base_dir is {base} on {host.name}, but"
     if not disk["writable"]:
-        user = host.fact("host", "user")
-        seen = f"ddp_base_dir is {base} on {host.name}, but {user} cannot write to {disk['parent']} there"
+        seen = f"{here} {host.fact('host', 'user')} cannot write to {disk['parent']} there"
         yield finding("folder-refused", host.name, seen)
     if disk.get("exposed"):
-        seen = f"ddp_base_dir is {base} on {host.name}, but {disk['exposed']}"
-        yield finding("folder-refused", host.name, seen, remedy=CLOSE_IT)
+        yield finding("folder-refused", host.name, f"{here} {disk['exposed']}", remedy=CLOSE_IT)
     sharing = [other for other in hosts if same_machine(host, other) and other.fact("disk", "device") == disk["device"]]
     # What is there already needs no room.
     venv = host.fact("python", "venv") or {}
@@ -131,9 +130,7 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
             if on_one:
                 where = f"both nodes run on one machine and use {base}"
             seen = f"ddp_base_dir of {other.name} and {host.name}: {where}, so they would overwrite each other's files"
-            remedy = (
-                "Give each its own, for example by including {{ inventory_hostname }}, or correct ansible_host of one."
-            )
+            remedy = "Give each its own, for example by including {{ inventory_hostname }}."
             yield finding("folder-refused", host.name, seen, remedy=remedy)
 
 
@@ -174,15 +171,11 @@ def ports(host: Host, node: Node, plan: Plan) -> Iterator[Finding]:
 
 def architectures(hosts: Sequence[Host]) -> Iterator[Finding]:
     """Hosts that round differently."""
-    by_arch: dict[str, list[str]] = {}
-    for host in hosts:
-        if host.probe:
-            by_arch.setdefault(str(host.fact("host", "arch")), []).append(host.name)
-    if len(by_arch) > 1:
-        groups = [f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {arch}" for arch, names in by_arch.items()]
-        seen = f"{' but '.join(groups)}: they round differently, so the ranks' weights would diverge"
-        first = next((host.name for host in hosts if host.probe), "")
-        yield finding("architecture-differs", first, seen, remedy="Use hosts of one architecture.")
+    kinds = {host.name: str(host.fact("host", "arch")) for host in hosts if host.probe}
+    if len(set(kinds.values())) > 1:
+        each = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
+        seen = f"{each}: they round differently, so the ranks' weights would diverge"
+        yield finding("architecture-differs", next(iter(kinds)), seen)
 
 
 def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> Iterator[Finding]:
@@ -200,6 +193,9 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, N
         lacks = f"{host.name} has no Python 3.10 or newer of its own (it has {host.fact('python', 'version')})"
         how = f"uv installs {MADE_PYTHON} once below {node['base_dir']}/python, downloading about 35 MB from GitHub"
         yield finding("python-made", host.name, f"{lacks}: {how}")
+    reached = [f"{other.name} (reached at {other.reach})" for other in here if other.reach]
+    if len(reached) > 1:
+        yield finding("one-machine-twice", host.name, f"{' and '.join(reached)} are one machine")
     threads, cores = sum(nodes[other.name]["threads"] for other in here), host.fact("cpu", "available_physical")
     processors, is_asked = host.fact("cpu", "available") or threads, any(other.settings.threads for other in here)
     if threads > processors or (is_asked and threads > (cores or processors)):

@@ -33,6 +33,7 @@ class Host(NamedTuple):
     settings: HostSettings
     probe: Mapping[str, Any]
     error: str = ""  # why the probe is missing
+    reach: str | None = None  # how other hosts would address it; None for a node that the controller runs on itself
     measured: Mapping[str, Any] = MappingProxyType({})  # from the last rehearsal or the one before this plan
     kept: Mapping[str, Any] = MappingProxyType({})  # facts of the resumed run
     login: str = ""  # the command that logs in there

@@ -106,8 +106,8 @@ def make_plan(
         name, probe = host["name"], host.get("probe") or {}
         found = measured[name] if name in measured else section(probe, "measured")
         kept = {} if asked.run.fresh else section(probe, "run")
-        error, login = host.get("error") or "", host.get("login") or ""
-        known.append(Host(name, asked.hosts[name], probe, error, found, kept, login))
+        error, reach, login = host.get("error") or "", host.get("reach"), host.get("login") or ""
+        known.append(Host(name, asked.hosts[name], probe, error, reach, found, kept, login))
     order, of_ranks = ranks(known)
     known = sorted(known, key=lambda host: order.get(host.name, len(hosts)))
     held, held_of_base = trainings.held_by(known, "run"), trainings.held_by(known, "base_run")

@@ -75,21 +75,16 @@ def total_rows(asked: Asked, world: int, equal: bool) -> int:
 
 
 def adapted_rows(asked: Asked, world: int) -> int:
-    """The profile's rows, or the nearest number that this many hosts can share equally."""
-    profile, found, device_batch = max(1, asked.run.total_batch // asked.run.sequence), 0, asked.run.device_batch
-    while device_batch:
-        unit = device_batch * world
-        nearest = max(1, (profile + unit // 2) // unit) * unit
-        if found == 0 or _apart(nearest, profile) < _apart(found, profile):
-            found = nearest
-        if _apart(found, profile) <= NEAR or "ddp_device_batch" in asked.given:
-            break
-        device_batch //= 2  # smaller passes
-    return found
+    """The profile's rows, or the nearest number that this many hosts can share equally, in smaller passes where that is far off."""
+    profile, most = max(1, asked.run.total_batch // asked.run.sequence), asked.run.device_batch
+    halvings = 1 if "ddp_device_batch" in asked.given else most.bit_length()
+    units = [(most >> times) * world for times in range(halvings)]
+    nearest = [max(1, (profile + unit // 2) // unit) * unit for unit in units]
 
+    def apart(rows: int) -> float:
+        return max(rows, profile) / min(rows, profile)
 
-def _apart(one: int, other: int) -> float:
-    return max(one, other) / min(one, other)
+    return next((rows for rows in nearest if apart(rows) <= NEAR), min(nearest, key=apart))
 
 
 def threads_of(host: Host, hosts: Sequence[Host]) -> int:

@@ -40,21 +40,19 @@ def render(plan: Plan, text_bytes: Optional[int] = None, whole: bool = True) -> 
         "training": [*training_lines(plan, text_bytes), *absence_lines(plan), *polite_lines(plan)],
         "data": [data_line(plan)],
         "details": list(details(plan)) if whole else [],
-        "": [""],
-        "hosts": node_table(plan),
-        " ": [""],
-        "changes": list(changes(plan)),
     }
     lines = [f"Run {plan['run']} on {plural(len(plan['nodes']), 'host')} (plan {plan['digest']})"]
     for name, own in sections.items():
-        wrapped = own
-        if not whole and name != "hosts":
-            wrapped = [
-                part for line in own for part in textwrap.wrap(line, COLUMNS - 10, break_long_words=False) or [""]
-            ]
-        label = "" if name == "hosts" else name.ljust(10)
-        lines += [f"{' ' * len(label) if at else label}{line}".rstrip() for at, line in enumerate(wrapped)]
+        lines += labelled(name, own, whole)
+    lines += ["", *node_table(plan), "", *labelled("changes", list(changes(plan)), whole)]
     return "\n".join(lines if whole else [*lines, "The whole plan: ansible-playbook nanochat.ddp.plan -i INVENTORY"])
+
+
+def labelled(label: str, lines: list[str], whole: bool) -> list[str]:
+    """A section with its label; the brief plan is wrapped for a screen."""
+    if not whole:
+        lines = [part for line in lines for part in textwrap.wrap(line, COLUMNS - 10, break_long_words=False)]
+    return [f"{'' if at else label:10}{line}" for at, line in enumerate(lines)]
 
 
 def training_lines(plan: Plan, text_bytes: Optional[int]) -> Iterator[str]:
