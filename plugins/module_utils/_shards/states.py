@@ -183,7 +183,8 @@ def describe(request: ShardsRequest) -> ShardsOutcome:
     if lacking or len(shards) < 2:
         if request.check:
             return ShardsOutcome(msg=UNKNOWN_YET)
-        said = f"holds {plural(len(shards), 'shard')} (*.parquet) and {'no' if lacking else 'a'} tokenizer"
+        said = f"holds {plural(len(shards), 'shard')} (*.parquet)"
+        said += f", and its tokenizer lacks {' and '.join(lacking)}" if lacking else ""
         needed = f"at least two, the last of them for validation, and tokenizer/ with {' and '.join(TOKENIZER)}"
         raise ShardsError(f"{request.path} {said}; a data set has {needed} (python -m scripts.tok_train makes them)")
     made = Manifest(os.path.basename(request.path), [digests.described(path) for path in names])

@@ -60,11 +60,15 @@ def trainer_files(
     if (write or remove) and (use := use_of(dest)):
         return {"failed": True, "msg": f"{host}: {use}"}
     if (write or remove) and contents is not None and not check:
-        for path in write:
-            _write(os.path.join(dest, path), base64.b64decode(contents[path]))
-        for path in remove:
-            _remove(os.path.join(dest, path))
-        _write(os.path.join(dest, DEPLOYED), json.dumps({"files": sorted(files)}, indent=1).encode())
+        try:
+            for path in write:
+                _write(os.path.join(dest, path), base64.b64decode(contents[path]))
+            for path in remove:
+                _remove(os.path.join(dest, path))
+            _write(os.path.join(dest, DEPLOYED), json.dumps({"files": sorted(files)}, indent=1).encode())
+        except OSError as why:
+            must = f"the user with id {os.getuid()} must be able to write there"
+            return {"failed": True, "msg": f"{host}: {why.filename or dest}: {why.strerror or why}; {must}"}
     before = [*(f"{path} {there[path][:12]}\n" for path in write if there[path]), *(f"{path}\n" for path in remove)]
     after = [f"{path} {files[path][:12]}\n" for path in write]
     return {

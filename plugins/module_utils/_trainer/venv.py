@@ -58,6 +58,8 @@ def trainer_venv(host: str, check: bool = False, **wanted: Any) -> dict[str, obj
             packages = venv.packages()
     except VenvError as why:
         return {"failed": True, "msg": str(why), "lacks_packages": why.lacks_packages, "tags": tags}
+    except OSError as why:
+        return {"failed": True, "msg": f"{host}: {why.filename or venv.path}: {why.strerror or why}"}
     after = {name: versions[-1] for name, versions in venv.pins.items()} if changed and check else packages
     diff = {"before": listed(before), "after": listed(after)}
     return {"changed": changed, "lacks_uv": lacks_uv, "packages": packages, "tags": tags, "diff": diff}

@@ -180,8 +180,8 @@ def test_manifest_is_made_once_and_stays_the_truth(run_module, tmp_path):
 @pytest.mark.parametrize(
     ("remove", "told"),
     [
-        (ALL[:2], "books holds 1 shard (*.parquet) and a tokenizer; a data set has at least two"),
-        (ALL[4:], "books holds 3 shards (*.parquet) and no tokenizer; a data set has at least two"),
+        (ALL[:2], "books holds 1 shard (*.parquet); a data set has at least two"),
+        (ALL[4:], "books holds 3 shards (*.parquet), and its tokenizer lacks token_bytes.pt; a data set has"),
     ],
 )
 def test_folder_that_is_no_data_set_is_told_what_it_lacks(run_module, tmp_path, remove, told):

@@ -100,4 +100,4 @@ def test_folder_that_cannot_be_written_is_named(deploy, tmp_path):
 
     result = deploy()
 
-    assert result["failed"] and result["msg"].startswith(f"{tmp_path}/dest")
+    assert result["failed"] and result["msg"].startswith(f"worker: {tmp_path}/dest")
