@@ -32,7 +32,7 @@ liar = talk.Messenger(me, tuple(peer for peer in peers if peer != me), settings[
 liar.start()
 state = membership.KeeperState(me.host, "training", hears=tuple(peer.host for peer in peers))
 while True:
-    liar.publish(state._replace(**random.choice(({"promised": 2**53 - 1}, {"state": "king"}, {"steps": -1}, {"missed": 2**60}))))
+    liar.publish(state._replace(**random.choice(({"promised": 2**53 - 1}, {"state": "king"}, {"steps": -1}, {"outranked": 2**60}))))
     time.sleep(0.5)
 """
 
