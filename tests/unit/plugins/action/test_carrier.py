@@ -189,3 +189,10 @@ def test_uv_is_fetched_once_for_hosts_that_lack_it_at_the_same_time(tmp_path, mo
     with ThreadPoolExecutor() as hosts:
         brought = list(hosts.map(lambda _: _wheels.bring_uv(tmp_path, "x86_64").read_text(), range(3)))
     assert brought == ["#!/bin/sh"] * 3 and len(fetched) == 1
+
+
+def test_a_host_that_cannot_run_the_uv_that_was_brought_is_told_of(monkeypatch):
+    monkeypatch.setattr(trainer, "bring_uv_beside", lambda *dummy: None)
+    call: Any = SimpleNamespace(host="laptop", ask=lambda verb, **params: {"changed": False, "lacks_uv": "x86_64"})
+    made = trainer.made_with_uv(call, {"path": "/base/venv"})
+    assert made["failed"] and made["msg"].startswith("laptop: /base/uv-") and "noexec" in made["msg"]
