@@ -128,11 +128,11 @@ def download(wanted: Sequence[Package], python: str, machine: str, folder: Path,
 def bring_uv(cache: Path, machine: str) -> Path:
     """uv for an architecture, unpacked from its wheel."""
     program = cache / "uv" / f"{UV.replace('==', '-')}-{machine}"
-    if program.is_file():
-        return program
     folder = cache / "uv" / f"wheel-{machine}"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(str(program) + ".lock", 600):
+        if program.is_file():
+            return program
         bring_wheels((TRAINER / "locks" / "uv.txt").read_text(encoding="utf-8"), "3.12", machine, folder)
         (path,) = folder.iterdir()
         with zipfile.ZipFile(path) as wheel:

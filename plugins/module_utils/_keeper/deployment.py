@@ -70,7 +70,7 @@ def purge(
     is_own = venv.startswith(base_dir.rstrip("/") + "/")
     there = everything and os.path.exists(venv)
     # An environment that is not ours is used, but never removed.
-    gone = there and is_own and remove_venv(venv, host, check)
+    gone = everything and is_own and remove_venv(venv, host, check)
     # Last, so that the base folder goes if nothing else is in it.
     found = purge_utils.purge(base_dir, run, everything, check, _end_sessions)
     removed = "would be removed" if check else "removed"
@@ -79,7 +79,7 @@ def purge(
         f"{removed}: the trainer's Python environment {venv}": gone,
         f"{elsewhere}: {venv} (ddp_venv_dir)": there and not is_own,
         f"{removed}: {purge_utils.in_brief(base_dir, found.remove)}": found.remove,
-        "nothing of it is there": not found.remove,
+        "nothing of it is there": not found.remove and not gone,
         f"left alone, since nanochat.ddp did not make it: {', '.join(found.stay)}": found.stay,
     }
     said = [f"{host}: {sentence}" for sentence, holds in told.items() if holds]

@@ -77,8 +77,10 @@ def lacking_wheels(path: str, wheels: Mapping[str, tuple[str, int]], host: str) 
 
 def remove_venv(path: str, host: str, check: bool) -> bool:
     """Remove an environment with all that was kept beside it, or tell whether it would be; not what only has its path."""
-    venv = Venv(host, path)
-    if venv_kind(path) != "ours":
+    venv, kind = Venv(host, path), venv_kind(path)
+    # Of a removal that was interrupted, or of a first try that found no room.
+    is_rest = kind == "absent" and any(map(os.path.exists, (path + ".trash", uv_beside(path))))
+    if kind != "ours" and not is_rest:
         return False
     venv.refuse()
     if not check:

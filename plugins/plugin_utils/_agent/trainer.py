@@ -78,7 +78,11 @@ def made_with_uv(call: Call, given: Mapping[str, Any]) -> dict[str, Any]:
         bring_uv_beside(call, asked["lacks_uv"], given["path"])
     except AnsibleError as why:
         return {"failed": True, "msg": f"{call.host}: {why.message}"}
-    return call.ask("trainer_venv", **given)
+    made = call.ask("trainer_venv", **given)
+    if not made.get("lacks_uv"):
+        return made
+    told = "cannot be run; is that on a file system without room, or mounted with noexec?"
+    return {"failed": True, "msg": f"{call.host}: {uv_beside(given['path'])}, copied from the controller, {told}"}
 
 
 def bring_uv_beside(call: Call, machine: str, venv: str) -> None:

@@ -9,10 +9,14 @@ import json
 import re
 import subprocess
 import sys
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _wheels
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import trainer
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import (
     FOUND,
@@ -170,3 +174,25 @@ def test_a_host_that_lacks_packages_gets_no_other_file_of_the_controller(tmp_pat
     )
     assert trainer.bring_packages(call, {"lock": "", "wheels_dir": "/base/wheels"}, TAGS) is None
     assert sent == [(f"{tmp_path}/wheels/3.11-x86_64/a.whl", "/base/wheels/3.11-x86_64/a.whl")]
+
+
+def test_uv_is_fetched_once_for_hosts_that_lack_it_at_the_same_time(tmp_path, monkeypatch):
+    fetched = []
+
+    def fetch(text, python, machine, folder):
+        fetched.append(folder)
+        time.sleep(0.5)
+        with zipfile.ZipFile(folder / "uv.whl", "w") as wheel:
+            wheel.writestr("uv.data/scripts/uv", "#!/bin/sh")
+
+    monkeypatch.setattr(_wheels, "bring_wheels", fetch)
+    with ThreadPoolExecutor() as hosts:
+        brought = list(hosts.map(lambda _: _wheels.bring_uv(tmp_path, "x86_64").read_text(), range(3)))
+    assert brought == ["#!/bin/sh"] * 3 and len(fetched) == 1
+
+
+def test_a_host_that_cannot_run_the_uv_that_was_brought_is_told_of(monkeypatch):
+    monkeypatch.setattr(trainer, "bring_uv_beside", lambda *dummy: None)
+    call: Any = SimpleNamespace(host="laptop", ask=lambda verb, **params: {"changed": False, "lacks_uv": "x86_64"})
+    made = trainer.made_with_uv(call, {"path": "/base/venv"})
+    assert made["failed"] and made["msg"].startswith("laptop: /base/uv-") and "noexec" in made["msg"]

@@ -21,6 +21,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import run_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import run_info
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.boot import BootEntry
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import uv_beside
 
 
 def put(path: Path, text: str = "{}") -> Path:
@@ -140,6 +141,11 @@ def test_the_trainers_environment_goes_with_everything_if_it_is_ours(take, base)
     assert f"desktop: removed: the trainer's Python environment {venv}" in take()["said"] and not base.exists()
     again = take()
     assert (again["changed"], again["said"]) == (False, ["desktop: nothing of it is there"])
+    # A removal that was interrupted, and a first try that found no room.
+    for rest in ("venv.trash/pyvenv.cfg", uv_beside("venv")):
+        put(base / rest)
+        assert take(check=True)["changed"] and (base / rest).exists()
+        assert take()["said"] == [f"desktop: removed: the trainer's Python environment {venv}"] and not base.exists()
 
 
 def test_an_environment_outside_the_base_folder_or_of_somebody_else_stays(take, base, tmp_path):
