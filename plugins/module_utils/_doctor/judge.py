@@ -188,6 +188,8 @@ def cause_of(case: Case, host: str) -> Finding:
     coded = "ended without an exit status" if run["exit_code"] is None else "ended with code %s" % run["exit_code"]
     signal = 9 if was_killed(found) else run["signal"]
     ended = "was ended by signal %s" % signal if signal else coded
+    if code == "rank-oom" and signal:
+        ended = "was killed by the kernel: out of memory (OOM)"
     words = (found["kernel"] or [""])[-1] if was_killed(found) else error_of(found)
     return finding(code, host, "%s %s%s%s" % (case.name(host), ended, at, ": " + words if words else "."))
 
