@@ -66,6 +66,7 @@ def agent(monkeypatch):
         made = ActionModule(task, connection or SimpleNamespace(has_pipelining=True), None, None, None, None)
         answer = {"stdout": carrier.MARK + json.dumps(prints)}
         monkeypatch.setattr(made, "_low_level_execute_command", lambda *dummy, **more: answer)
-        return dict(made.run(task_vars=variables))
+        known = {"hostvars": {delegate: {}}, **(variables or {})} if delegate else variables
+        return dict(made.run(task_vars=known))
 
     return run

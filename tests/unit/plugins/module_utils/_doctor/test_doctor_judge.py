@@ -144,7 +144,7 @@ BEHIND = {"idle_seconds": 60.0, "collective": 299}
         (exited("laptop", missed("disk-full", 1)), exited("desktop", missed("store-lost", 0)), "disk-full", ""),
         # field_18: all say who could not save
         (exited("laptop", DISK_FULL), exited("desktop", {**DISK_FULL, "ended": 1001.0}), "disk-full", ""),
-        (WAITING, exited("desktop", KILLED, kernel=["Out of memory: Killed process 4711 (python)"]), "rank-oom", "by the kernel: out of memory"),
+        (WAITING, exited("desktop", KILLED, kernel=["Out of memory: Killed process 4711 (python)"]), "rank-oom", "kernel: out of memory"),
         # field_19: an OOM kill since the last heartbeat, and one long before
         (WAITING, exited("desktop", BY_ITS_KEEPER, system=OOM_KILLS, oom_kills_before=3), "rank-oom", ""),
         (WAITING, exited("desktop", BY_ITS_KEEPER, system=OOM_KILLS, oom_kills_before=4), "rank-killed", ""),
