@@ -43,7 +43,7 @@ RETRY_SECONDS = 2.0  # between attempts to listen
 # A state is published for this long after the keeper last confirmed it; a hanging keeper falls silent.
 FRESH_SECONDS = 6.0
 PAUSE_SECONDS = 0.02  # between news and the next question
-LOOK_SECONDS = 0.05  # between two looks whether the keeper has news
+LOOK_SECONDS = 0.2  # between two looks whether the keeper has ended
 NO_ANSWER, INVALID = "%s does not answer", "%s sent an invalid answer"
 LAUNCH = re.compile("[0-9a-f]{1,64}")
 
@@ -104,10 +104,14 @@ class Messenger:
         self.silent: Dict[str, str] = {}  # why a peer is not heard, by host; this host if it cannot listen
         self._said = (0.0, "", "")  # when it was said, the state as text, and the key of its news
         self._over = False
+        self._loop: Optional[asyncio.AbstractEventLoop] = None  # of the thread, once it runs
 
     def publish(self, public: membership.KeeperState) -> None:
         """Publish this state; it expires unless it is confirmed repeatedly."""
-        self._said = (time.monotonic(), to_text(public), news_of(public))
+        before, self._said = self._said[2], (time.monotonic(), to_text(public), news_of(public))
+        if self._loop is not None and before != self._said[2]:
+            with contextlib.suppress(RuntimeError):  # the thread has ended
+                self._loop.call_soon_threadsafe(self._let_answers_go)
 
     def start(self) -> None:
         threading.Thread(target=self._run, daemon=True).start()
@@ -125,9 +129,10 @@ class Messenger:
 
     async def _talk(self) -> None:
         """Answer and ask until the end."""
+        self._news, self._loop = asyncio.Event(), asyncio.get_running_loop()
         talking = asyncio.gather(self._listen(), *(self._poll(Peer(one)) for one in self.others))
         while not (self._over or talking.done()):
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.wait({talking}, timeout=LOOK_SECONDS)
         talking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await talking
@@ -160,13 +165,19 @@ class Messenger:
         proof = sign(self.secret, "ask", asker, self.me.host, nonce)
         proven = hmac.compare_digest(proof, str(question["proof"]))
         until = time.monotonic() + self.every
-        while proven and question.get("known") == self._said[2] and time.monotonic() < until:
-            await asyncio.sleep(LOOK_SECONDS)
+        while proven and question.get("known") == self._said[2] and (left := until - time.monotonic()) > 0:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left)
         at, text, dummy = self._said
         if not proven or not text or time.monotonic() - at > FRESH_SECONDS:
             return json.dumps({"launch": self.launch}).encode() + b"\n"
         signed = sign(self.secret, "word", self.me.host, nonce, text)
         return json.dumps({"word": text, "proof": signed}).encode() + b"\n"
+
+    def _let_answers_go(self) -> None:
+        """Those that wait for news."""
+        self._news.set()
+        self._news = asyncio.Event()
 
     # -- questions
 
