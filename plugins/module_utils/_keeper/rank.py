@@ -84,6 +84,7 @@ class LocalRank:
         self.process: Union[subprocess.Popen[bytes], PreloadedTrainer, NeverStarted, None] = None
         self.preloaded: Optional[PreloadedTrainer] = None
         self.started_at = self.ends_at = self.exits_at = 0.0
+        self._before: List[Document] = []  # the newest events before this start, whatever the clock says
         self._stopped = self._looked = 0.0  # how long it was seen stopped, and when it was looked at
         self.order = ""  # the newest, of this start
         self._out_of_time = False  # it was killed after its time was up
@@ -121,6 +122,7 @@ class LocalRank:
         argv, variables = command(self.plan, self.host, generation)
         added = {**variables, "NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number)}
         self.started_at, self._unstartable, self.process = time.time(), self._exposed(), NeverStarted()
+        self._before = self._newest("end", "step", "start")
         if self._unstartable:
             return
         try:
@@ -172,6 +174,7 @@ class LocalRank:
         """How it ended (FINISHED, STOPPED or FAILED), once; None while it runs or if there is none."""
         if self.process is None or any(processes.alive(one.pid, one.start) for one in self.stuck.values()):
             return None
+        self.started_at = min(self.started_at, time.time())
         beat = read_object(self._heartbeat)
         self._kill_if_stopped(beat)
         if self._overdue(beat):
@@ -223,7 +226,7 @@ class LocalRank:
         return end if self._of_this_start(end) else {}
 
     def _of_this_start(self, document: Document) -> bool:
-        return (finite(document.get("time")) or 0.0) >= self.started_at
+        return (finite(document.get("time")) or 0.0) >= self.started_at and document not in self._before
 
     def lasting_error(self) -> str:
         """The rank's last error if a restart would not change it; empty otherwise."""

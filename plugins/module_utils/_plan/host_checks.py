@@ -175,7 +175,7 @@ def architectures(hosts: Sequence[Host]) -> Iterator[Finding]:
     if len(set(kinds.values())) > 1:
         each = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
         seen = f"{each}: they round differently, so the ranks' weights would diverge"
-        yield finding("architecture-differs", next(iter(kinds)), seen)
+        yield finding("architecture-differs", next(iter(kinds), ""), seen)
 
 
 def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> Iterator[Finding]:

@@ -113,7 +113,8 @@ def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
 def cpus(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Instruction sets; CPUs with unknown flags are skipped."""
     flags = {host: evidence.fact(host, "cpu", "flags") or [] for host in evidence.probes}
-    level = {host: next(one for one in LEVELS if one in known) for host, known in flags.items() if {*known} & {*LEVELS}}
+    best = {host: next((one for one in LEVELS if one in known), "") for host, known in flags.items()}
+    level = {host: name for host, name in best.items() if name}
     if len(set(level.values())) > 1:
         slowest = max(level, key=lambda host: LEVELS.index(level[host]))
         yield finding("cpu-features-differ", slowest, ", ".join(f"{host} has {name}" for host, name in level.items()))

@@ -91,6 +91,25 @@ def test_a_rank_that_failed_after_its_last_word_has_failed(tmp_path: Path, monke
     assert one.ended() == states.FAILED
 
 
+def test_a_clock_that_is_set_back_confuses_no_start_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, real = a_rank(tmp_path), time.time
+    wait = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
+    monkeypatch.setattr(rank, "command", lambda *told: ([sys.executable, "-c", wait], {}))
+    write_events(tmp_path, {"kind": "end", "reason": "failed", "time": real() + 7200})
+    (tmp_path / "heartbeat-rank0.json").write_text(json.dumps({"phase": "end", "time": real() + 7200}))
+    one.start(membership.Generation(2, ("desktop",)))
+    assert one.ended() is None and not one.exits_at
+    monkeypatch.setattr(rank.time, "time", lambda: real() - 3600)
+    assert one.ended() is None and not one.exits_at
+    write_events(tmp_path, {"kind": "end", "reason": "stopped"})
+    (tmp_path / "go").touch()
+    assert one.process is not None
+    one.process.wait()
+    assert one.ended() == states.STOPPED
+
+
 def test_a_rank_that_was_stopped_is_killed_but_not_by_a_keeper_that_was_stopped_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
