@@ -64,7 +64,8 @@ def test_all_train_one_model(lab):
     assert "weights identical on all 4 ranks" in said
     for host in HOSTS:
         (end,) = events(lab, host, "end")
-        assert (end["reason"], end["steps"], end["identical"]) == ("finished", 20, True)
+        assert (end["reason"], len(events(lab, host, "step"))) == ("finished", 20)
+        assert events(lab, host, "digest")[-1]["identical"] is True
     assert len({events(lab, host, "digest")[-1]["digest"] for host in HOSTS}) == 1
 
 

@@ -158,7 +158,7 @@ def test_what_has_finished_stays_as_it_is_until_it_is_asked_for_anew(lab):
         newest = lab.on(host, f"ls {HOME[host]}/nanochat-ddp/runs/again/previous | sort -n | tail -n 1").strip()
         assert file_of(lab, host, f"previous/{newest}/metrics-rank{RANK[host]}.jsonl") == before[host]
         assert events(lab, host, "start")[-1]["resumed_from"] is None
-        assert events(lab, host, "end")[-1]["identical"] is True
+        assert events(lab, host, "digest")[-1]["identical"] is True
 
 
 def test_field_23_reset_leaves_data_and_checkpoints(lab):

@@ -31,7 +31,7 @@ def test_every_step_was_made_and_the_weights_are_identical(host, name, run_dir):
     assert [event["step"] for event in steps] == list(range(20))
     (end,) = events(host, run_dir, RANK[name], "end")
     assert end["reason"] == "finished"
-    assert end["identical"] is True
+    assert events(host, run_dir, RANK[name], "digest")[-1]["identical"] is True
 
 
 def test_field_07_the_run_reads_exactly_the_shards_of_the_manifest(host, name, run_dir):
