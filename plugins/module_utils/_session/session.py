@@ -132,15 +132,7 @@ class Session:
 
     def _is_ours(self, name: str) -> bool:
         """Whether a session with this name is in tmux, and none of others."""
-        return self.tmux.look(name) is not None and not self._other(name)
-
-    def _other(self, name: str) -> str:
-        """The command of a session of others with this name; empty if it is this folder's, or an ended one of ours."""
-        pid, command = self.tmux.look(name) or (0, tmux_utils.OURS)
-        found = processes.process(pid) if pid else None
-        if found:
-            return "" if found.argv[-1:] == (self.folder,) else found.command
-        return "" if tmux_utils.OURS in command else command
+        return self.tmux.other(name, self.folder) == ""
 
     def _identity(self, record: Record) -> reaper.SessionIdentity | None:
         """Identity of this session's processes; None if they are from another boot or machine."""
@@ -214,7 +206,7 @@ class Session:
 
     def check_free(self) -> None:
         """The name must be free in tmux, of other people's sessions and of runs in another folder."""
-        other = self._other(self.name)
+        other = self.tmux.other(self.name, self.folder)
         if other:
             raise SessionError(
                 f"tmux already has a session {self.name}, which is not of {self.state_dir} and runs {other}: "

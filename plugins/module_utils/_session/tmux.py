@@ -12,7 +12,7 @@ from typing import List, Optional, Sequence, Tuple
 
 from .._contract.document import text
 from .._contract.run_folder import SESSION, SESSION_FILES
-from .._kit import bare
+from .._kit import bare, processes
 from .._kit.files import read_object
 from .record import RUNNER, runner_argv
 
@@ -49,6 +49,17 @@ class Tmux:
             return None
         dead, pid, command = [*out.split(" ", 2), "", "", ""][:3]
         return int(pid) if dead == "0" and pid.isdigit() else 0, command.strip()
+
+    def other(self, name: str, folder: str) -> Optional[str]:
+        """The command of others' session with this name; empty if it is this folder's or an ended one of ours, None if there is none."""
+        seen = self.look(name)
+        if seen is None:
+            return None
+        found = processes.process(seen[0]) if seen[0] else None
+        # tmux sees a moment later that a process has ended, which has no words any more.
+        if found and found.argv:
+            return "" if found.argv[-1] == folder else found.command
+        return "" if OURS in seen[1] else seen[1]
 
     def start(self, name: str, state_dir: str) -> None:
         """A session that runs the folder's runner without a shell, and stays readable after its end."""
@@ -101,6 +112,5 @@ def end_sessions(folders: List[str]) -> None:
     for folder in folders:
         name = text(read_object(os.path.join(folder, SESSION)), "session")
         with contextlib.suppress(TmuxError):
-            pid, command = (tmux.look(check_name(name)) if name else None) or (1, "")
-            if name and not pid and OURS in command:
+            if name and tmux.other(check_name(name), os.path.join(folder, SESSION_FILES)) == "":
                 tmux.kill(name)
