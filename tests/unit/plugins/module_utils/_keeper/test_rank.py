@@ -44,13 +44,16 @@ def test_what_a_part_made_that_lost_is_put_aside_into_a_folder_of_its_own(tmp_pa
     folder = tmp_path / "base_checkpoints/d4"
     folder.mkdir(parents=True)
     files = ("model_{:06d}.pt", "meta_{:06d}.json", "optim_{:06d}_rank0.pt", "ckpt_{:06d}_rank0.json")
-    for step in (30, 40):
-        for name in files:
-            (folder / name.format(step)).touch()
-    place = a_rank(tmp_path).set_apart(2, since=30)
-    assert place.startswith("apart/generation-2-")
-    assert sorted(path.name for path in folder.iterdir()) == sorted(name.format(30) for name in files)
-    assert sorted(path.name for path in (tmp_path / place).iterdir()) == sorted(name.format(40) for name in files)
+    for generation in (2, 5):
+        for step in (30, 40):
+            for name in files:
+                (folder / name.format(step)).write_text(str(generation))
+        place = a_rank(tmp_path).set_apart(generation, since=30)
+        assert place.startswith(f"apart/generation-{generation}-")
+        assert sorted(path.name for path in folder.iterdir()) == sorted(name.format(30) for name in files)
+        assert sorted(path.name for path in (tmp_path / place).iterdir()) == sorted(name.format(40) for name in files)
+    (first,) = tmp_path.glob("apart/generation-2-*/model_000040.pt")
+    assert first.read_text() == "2"
     assert a_rank(tmp_path).set_apart(2, since=30) == ""
 
 
