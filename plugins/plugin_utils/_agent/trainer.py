@@ -64,7 +64,7 @@ def trainer_venv(call: Call, **params: Any) -> dict[str, Any]:
     given = with_lock(params)
     answer = made_with_uv(call, given)
     if given.get("wheels_dir") and answer.get("lacks_packages"):
-        refused = bring_packages(call, given, answer["tags"])
+        refused = bring_packages(call, given, answer.get("tags"))
         answer = refused or made_with_uv(call, {**given, "offline": True})
     return answer
 
@@ -95,7 +95,7 @@ def bring_uv_beside(call: Call, machine: str, venv: str) -> None:
     action._low_level_execute_command(shlex.join(["mv", part, there]))
 
 
-def bring_packages(call: Call, given: Mapping[str, Any], tags: Mapping[str, Any]) -> dict[str, Any] | None:
+def bring_packages(call: Call, given: Mapping[str, Any], tags: Any) -> dict[str, Any] | None:
     """Fetch the wheels of a lock, and copy to the host those that it lacks; the answer of a host that cannot take them."""
     try:
         python, machine, kind = (plain_name(tags[name]) for name in ("python", "machine", "kind"))

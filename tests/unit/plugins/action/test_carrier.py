@@ -158,8 +158,9 @@ TAGS = {"python": "3.11", "machine": "x86_64", "kind": "3.11-x86_64"}
 @pytest.mark.parametrize("tags", [*({**TAGS, "kind": name} for name in ("..", "a/b", ".ssh", "a\n", 4)), {}, None])
 def test_what_a_host_says_of_its_python_becomes_no_folder_unless_it_is_a_plain_name(tags, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_DDP_HOME", str(tmp_path))
-    call: Any = SimpleNamespace(host="laptop")
-    told = trainer.bring_packages(call, {}, tags) or {}
+    answer = {"failed": True, "lacks_packages": True, **({} if tags is None else {"tags": tags})}
+    call: Any = SimpleNamespace(host="laptop", ask=lambda verb, **params: answer)
+    told = trainer.trainer_venv(call, path="/venv", packages=["trainer"], wheels_dir="/base/wheels")
     assert told["msg"].startswith("laptop sent an invalid answer about its Python") and not list(tmp_path.iterdir())
 
 
