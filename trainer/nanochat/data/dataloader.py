@@ -82,19 +82,22 @@ class WaitingDocuments:
     """Documents waiting for a row, by length and then by age."""
 
     def __init__(self) -> None:
-        self.order: list[tuple[int, int, Tokens]] = []
+        self.order: list[tuple[int, int]] = []
+        self.tokens: dict[int, Tokens] = {}
         self.count = 0
 
     def add(self, tokens: Tokens) -> None:
         """Add a document."""
-        bisect.insort(self.order, (len(tokens), self.count, tokens))
+        bisect.insort(self.order, (len(tokens), self.count))
+        self.tokens[self.count] = tokens
         self.count += 1
 
     def take(self, room: int) -> Tokens:
         """The longest that fits (the oldest of equals), or else the shortest, to be cropped."""
-        end = bisect.bisect_left(self.order, (room + 1,))
-        at = bisect.bisect_left(self.order, (self.order[end - 1][0],)) if end else 0
-        return self.order.pop(at)[-1]
+        end = bisect.bisect_left(self.order, (room + 1, -1))
+        at = bisect.bisect_left(self.order, (self.order[end - 1][0], -1)) if end else 0
+        dummy, number = self.order.pop(at)
+        return self.tokens.pop(number)
 
 
 class Packer:
@@ -153,7 +156,7 @@ class Packer:
 
     def left(self) -> list[Tokens]:
         """What was read and is not in a batch yet, in order of arrival."""
-        return [tokens for dummy, dummy2, tokens in sorted(self.waiting.order, key=operator.itemgetter(1))]
+        return list(self.waiting.tokens.values())
 
     def _fill(self, row: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         filled = 0

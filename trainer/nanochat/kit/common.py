@@ -24,7 +24,6 @@ BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 # The process name of a rank, by which the collection recognises one.
 RANK_NAME = "nanochat-rank"
 
-
 # The current environment; tests pass their own.
 ENVIRON: Mapping[str, str] = MappingProxyType(os.environ)
 
