@@ -96,7 +96,7 @@ def _measure_busy(run: RunState, first: Optional[Effort]) -> None:
 def wait_for_news(peek: Callable[[], RunState], wait: Mapping[str, Any]) -> None:
     """Return once the state differs from the caller's, or (after at_least seconds) the step, or after the timeout.
 
-    A check costs about half a millisecond; more than two a second would help nobody.
+    A check costs about half a millisecond; more than two a second would help nobody, and than one where only the end would be news.
     """
     begun = time.monotonic()
     run = peek()
@@ -104,7 +104,7 @@ def wait_for_news(peek: Callable[[], RunState], wait: Mapping[str, Any]) -> None
         waited = time.monotonic() - begun
         if run["step"] != wait["step"] and waited >= wait["at_least"]:
             return
-        time.sleep(PEEK_SECONDS)
+        time.sleep(PEEK_SECONDS if waited + 2 * PEEK_SECONDS > wait["at_least"] else 2 * PEEK_SECONDS)
         run = peek()
 
 

@@ -257,7 +257,7 @@ OVER = {"state": "finished", "step": 9}
         (HERE, [HERE], 0, 5, 5),
         (HERE, [HERE, HERE, LATER], 0, 60, 1),
         (HERE, [HERE, LATER], 10, 60, 10),
-        (HERE, [HERE, {"state": "crashed", "step": 3}], 10, 60, 0.5),
+        (HERE, [HERE, {"state": "crashed", "step": 3}], 10, 60, 1),
         ({"state": "prepared", "step": None}, [LATER], 10, 60, 0),
         (OVER, [OVER], 10, 60, 0),
     ],
