@@ -209,8 +209,8 @@ class Messenger:
             return
         self.silent.pop(host, None)
         self.received.put(public)
-        if news_of(public) != peer.known:
-            peer.known = news_of(public)
+        before, peer.known = peer.known, news_of(public)
+        if before != peer.known:
             peer.news.set()
 
     def _why_silent(self, host: str, error: Exception) -> str:

@@ -47,7 +47,7 @@ class Tmux:
             raise TmuxError(f"the running tmux server does not understand {self.path}: {err.strip()}")
         if code:
             return None
-        dead, pid, command = [*out.split(" ", 2), "", "", ""][:3]
+        dead, pid, command = [*out.partition("\n")[0].split(" ", 2), "", "", ""][:3]
         return int(pid) if dead == "0" and pid.isdigit() else 0, command.strip()
 
     def other(self, name: str, folder: str) -> Optional[str]:
