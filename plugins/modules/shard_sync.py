@@ -68,9 +68,17 @@ options:
     description: This host's own address, to listen on and to connect from. Required with O(state=served).
     type: str
   ports:
-    description: The range in which a free port is taken (V(32768-60999)); by default any. With O(state=served).
-    type: str
-    default: 0-0
+    description: The range in which a free port is taken; without it, any. With O(state=served).
+    type: dict
+    suboptions:
+      low:
+        description: The lowest port.
+        type: int
+        required: true
+      high:
+        description: The highest port.
+        type: int
+        required: true
   allow:
     description: The addresses that may connect; other connections are closed. Required with O(state=served).
     type: list
@@ -87,6 +95,19 @@ options:
     type: list
     elements: dict
     default: []
+    suboptions:
+      host:
+        description: Its name.
+        type: str
+        required: true
+      address:
+        description: Where it listens.
+        type: str
+        required: true
+      port:
+        description: Its port.
+        type: int
+        required: true
   seeds:
     description: Folders of this host that may already contain some of the files, which are then linked. With O(state=synced).
     type: list
@@ -121,7 +142,7 @@ EXAMPLES = r"""
     state: served
     manifest: "{{ described.manifest }}"
     address: 192.168.1.10
-    ports: 32768-60999
+    ports: {low: 32768, high: 60999}
     allow: [192.168.1.10, 192.168.1.11]
     secret: "{{ transfer_secret }}"
   register: serving
@@ -191,6 +212,7 @@ from ..module_utils._kit.module import ansible_module
 from ..module_utils._shards.folder import ShardsError
 from ..module_utils._shards.states import STATES, ShardsRequest
 
+PORT = {"type": "int", "required": True}
 SPEC = {
     "path": {"type": "path", "required": True},
     "host": {"type": "str"},
@@ -202,10 +224,19 @@ SPEC = {
     "names": {"type": "list", "elements": "str"},
     "shards": {"type": "int", "default": 0},
     "address": {"type": "str"},
-    "ports": {"type": "str", "default": "0-0"},
+    "ports": {"type": "dict", "options": {"low": PORT, "high": PORT}},
     "allow": {"type": "list", "elements": "str"},
     "secret": {"type": "str", "no_log": True},
-    "peers": {"type": "list", "elements": "dict", "default": []},
+    "peers": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "host": {"type": "str", "required": True},
+            "address": {"type": "str", "required": True},
+            "port": PORT,
+        },
+    },
     "seeds": {"type": "list", "elements": "path", "default": []},
     "dest": {"type": "path"},
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from typing import Any, Callable, Collection, Mapping, NamedTuple
 
 from .._contract import validate
@@ -196,16 +195,13 @@ def describe(request: ShardsRequest) -> ShardsOutcome:
 
 def serve(request: ShardsRequest) -> ShardsOutcome:
     """Serve the folder's files to the peers, also those that are still to come."""
-    options = request.options
-    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", options["ports"])
-    if not found:
-        raise ShardsError(f"ports {options['ports']!r} is no range like 32768-60999")
+    options, ports = request.options, request.options["ports"] or {"low": 0, "high": 0}
     settings = server.ServerSettings(
         request.path,
         request.manifest() or Manifest("", []),
         options["address"],
-        int(found[1]),
-        int(found[2]),
+        ports["low"],
+        ports["high"],
         sorted(options["allow"]),
         options["secret"],
     )
@@ -289,12 +285,7 @@ def _bring(request: ShardsRequest, outcome: ShardsOutcome, lacking: list[Manifes
 
 def around(host: str, chain: list[dict[str, Any]]) -> tuple[list[ShardPeer], list[ShardPeer]]:
     """The hosts before this one in the chain, the nearest first, and those behind it."""
-    try:
-        peers = [
-            ShardPeer(str(one["host"]), validate.address(one["address"]), validate.port(one["port"])) for one in chain
-        ]
-    except LookupError as why:
-        raise ShardsError(f"one of the peers has no {why}") from why
+    peers = [ShardPeer(str(one["host"]), validate.address(one["address"]), validate.port(one["port"])) for one in chain]
     own = next((number for number, peer in enumerate(peers) if peer.host == host), len(peers))
     return peers[:own][::-1], peers[own + 1 :]
 
