@@ -20,7 +20,7 @@ HOST_PYTHONS=(3.9 3.13)
 SYSTEMS=(bookworm trixie testing)
 
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
-EVERY_TIME=("trainer,cores+integration,docs+lint,unit,pins,molecule:site")
+EVERY_TIME=("integration,pins+trainer,cores,docs+lint,unit,molecule:site")
 # `all` runs these behind it.
 THE_REST=("molecule:no_sudo,molecule:restart,molecule:firewalls,firewall_pins" "molecule:mixed+molecule:membership,long" "storm+cores:all,systems")
 
@@ -54,7 +54,9 @@ run_lint() {
 # TWICE: for tests of processes that wait for each other by the clock. What fails on a machine with other work is tried once more; it is named
 # (RERUN), also if it passes then.
 TWICE=(--reruns 1 -rR)
-real_processes() { "$1" -m pytest -q -m "${WHICH:-not long}" "${TWICE[@]}" --durations=10 --durations-min=20 "$2"; }
+# Two files of tests at once, whose processes wait most of their time.
+TWO_FILES=(-n 2 --dist loadfile)
+real_processes() { "$1" -m pytest -q -m "${WHICH:-not long}" "${TWICE[@]}" --durations=10 --durations-min=20 "${@:2}"; }
 
 run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-1000} PYTHONPATH=$COLLECTIONS real_processes python "${1:-tests/unit}"); }
 
@@ -62,7 +64,7 @@ run_integration() {
     need_packages chromium openssh-server openssh-client
     # The tracker's test trains for real.
     need_trainer_venv
-    (cd "$COLLECTION" && TRAINER_VENV=$TRAINER_VENV PYTHONPATH=$COLLECTIONS real_processes python "${1:-tests/integration}")
+    (cd "$COLLECTION" && TRAINER_VENV=$TRAINER_VENV PYTHONPATH=$COLLECTIONS real_processes python "${TWO_FILES[@]}" "${1:-tests/integration}")
 }
 
 run_trainer() {
@@ -70,7 +72,7 @@ run_trainer() {
     need_trainer_venv
     # One thread a process: the tests run several ranks on few cores.
     # Every tenth of the generated cases; FEWER=1 tries all 9,000.
-    (cd "$ROOT" && FEWER=${FEWER:-10} OMP_NUM_THREADS=1 PYTHONPATH=trainer real_processes "$TRAINER_VENV/bin/python" "${1:-tests/trainer}")
+    (cd "$ROOT" && FEWER=${FEWER:-10} OMP_NUM_THREADS=1 PYTHONPATH=trainer real_processes "$TRAINER_VENV/bin/python" "${TWO_FILES[@]}" "${1:-tests/trainer}")
 }
 
 # What the product does, as it was recorded: tests/pins/record.py TOPIC records it again.
@@ -124,7 +126,8 @@ core_tests() {
 run_cores() (
     need_trainer_venv
     cd "$COLLECTION"
-    local line version pythons what oldest='' newest=none
+    local line version pythons what own oldest='' newest=none
+    own=$(python -c 'import importlib.metadata as m; print(*m.version("ansible-core").split(".")[:2], sep=".")')
     for line in "${CORES[@]}"; do
         # shellcheck disable=SC2086
         if [[ $line != *rc* ]] && (find_version ${line#* }); then newest=${line%% *} && oldest=${oldest:-$newest}; fi
@@ -135,6 +138,10 @@ run_cores() (
         what="imports, actions, display, filters, inventory"
         # shellcheck disable=SC2086
         find_version $pythons || { played "ansible-core $version" "not here: no Python ${pythons// / or }"; continue; }
+        if [[ ${1:-} != all && $version == "$own" && $version != "$newest" ]]; then
+            played "ansible-core $version" "by ./test.sh unit and integration, whose tools have it"
+            continue
+        fi
         local tests=(tests/unit/plugins/{action,callback,filter,inventory,test_imports.py,test_private_names.py})
         if [ "${1:-}" = all ] || [ "$version" = "$newest" ]; then
             tests+=(tests/cores)
