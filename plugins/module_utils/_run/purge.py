@@ -114,11 +114,8 @@ def is_run_folder(path: str) -> bool:
         return True
     names = set(os.listdir(path))
     # One that was never launched holds nothing but other names of files.
-    return SESSION_FILES in names or (names <= PREPARED_NAMES and all(map(_has_other_name, _files_below(path))))
-
-
-def _has_other_name(path: str) -> bool:
-    return os.path.islink(path) or os.lstat(path).st_nlink > 1
+    others = (one for one in _files_below(path) if not os.path.islink(one) and os.lstat(one).st_nlink == 1)
+    return SESSION_FILES in names or (names <= PREPARED_NAMES and not any(others))
 
 
 def _files_below(folder: str) -> Iterator[str]:

@@ -147,16 +147,14 @@ def own_errors(health: Health) -> Dict[str, str]:
 def history(health: Health) -> List[str]:
     """Absences, repeated steps, and what a split set aside."""
     newest = health.newest_record() if len(health.parts) < 2 else None
-    texts = [absence_text(one) for one in newest["away"]][-MOST_ABSENCES:] if newest else []
+    texts = []
+    for one in newest["away"][-MOST_ABSENCES:] if newest else []:
+        why = " (%s)" % one["why"] if one["why"] else ""
+        back = ", back at %s" % clock_text(one["back"]) if one["back"] else ""
+        texts.append("%s left at %s%s%s" % (one["host"], clock_text(one["left"]), why, back))
     texts += ["steps repeated after restarts: %d" % newest["repeated"]] if newest and newest["repeated"] else []
     records = [one.run["membership"] for one in health.seen.values() if one.run["membership"]]
     return [*texts, *(gave_way_text(one) for record in records for one in record["gave_way"])]
-
-
-def absence_text(one: Mapping[str, Any]) -> str:
-    """A host that left, and whether it is back."""
-    left = "%s left at %s%s" % (one["host"], clock_text(one["left"]), " (%s)" % one["why"] if one["why"] else "")
-    return left + (", back at %s" % clock_text(one["back"]) if one["back"] else "")
 
 
 def gave_way_text(one: Mapping[str, Any]) -> str:

@@ -32,7 +32,12 @@ class Happening(NamedTuple):
 def happenings(run: CollectedRun) -> List[Dict[str, Any]]:
     """Starts, restarts, checkpoints, differing weights, absences, ends and findings, in chronological order."""
     found = [event for rank in run.ranks for event in (*_of_rank(rank), *_saves(rank), *_of_keeper(rank))]
-    found += [*_of_absences(run), *_of_findings(run)]
+    # The rehearsal records no times.
+    findings = [
+        (str(one.get("host")), "%(code)s: %(seen)s" % one, str(one["severity"]))
+        for one in items(run.rehearsal, "findings")
+    ]
+    found += [*_of_absences(run), *(Happening(None, *each) for each in dict.fromkeys(findings))]
     found.sort(key=lambda item: (item.time is not None, item.time or 0.0, item.host))
     return [event._asdict() for event in found]
 
@@ -66,7 +71,9 @@ def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
             for notice in words(event, "notices") if rank.files.rank == 0 else ():
                 yield Happening(at, rank.host, notice, "warning", step, "warning")
         elif kind == "shares" and rank.files.rank == 0:
-            text, mark = _new_shares(event), "shares"
+            shares = (found if isinstance(found, list) else [] for found in map(event.get, ("rows", "before")))
+            text = "the ranks now take %s rows (before: %s)" % tuple(", ".join(map(str, rows)) for rows in shares)
+            mark = "shares"
         elif kind == "digest" and event.get("identical") is False:
             severity, text = "error", "weights differ between the ranks"
         elif kind == "end":
@@ -76,21 +83,6 @@ def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
             text += " (and was restarted)" if failed and survived else ""
         if text:
             yield Happening(at, rank.host, text, severity, step, mark if severity == "info" else severity)
-
-
-def _new_shares(event: Event) -> str:
-    """The ranks' rows per step changed."""
-    rows, before = (found if isinstance(found, list) else [] for found in map(event.get, ("rows", "before")))
-    return "the ranks now take %s rows (before: %s)" % (", ".join(map(str, rows)), ", ".join(map(str, before)))
-
-
-def _of_findings(run: CollectedRun) -> Iterator[Happening]:
-    """Findings of the last rehearsal, each once; it records no times."""
-    found = [
-        Happening(None, str(one.get("host")), "%(code)s: %(seen)s" % one, str(one["severity"]))
-        for one in items(run.rehearsal, "findings")
-    ]
-    yield from dict.fromkeys(found)
 
 
 def _absences(run: CollectedRun) -> List[Absence]:
