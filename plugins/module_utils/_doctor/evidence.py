@@ -126,12 +126,11 @@ def innermost_frame(found: RankEvidence) -> str:
 
 def slow_reasons(found: RankEvidence) -> List[str]:
     """Why a rank may be slow, as far as its host shows."""
-    system = found["system"]
-    process: Mapping[str, Any] = found["process"] or {}
+    system, process, others = found["system"], found["process"], found["others"]
     reasons = []
-    if (process.get("swapped_bytes") or 0) > 256 * 2**20:
-        reasons.append("it is swapping (%s swapped out)" % bytes_text(process["swapped_bytes"]))
-    others, late = found["others"], (process.get("waits_for_core") or 0.0)
+    swapped, late = (process["swapped_bytes"] or 0, process["waits_for_core"] or 0.0) if process else (0, 0.0)
+    if swapped > 256 * 2**20:
+        reasons.append("it is swapping (%s swapped out)" % bytes_text(swapped))
     taken = sum(one["cpu_share"] for one in others)
     # A rank that neither uses a core nor waits for one is not slowed by who does.
     if others and (late > LATE or (works(found) and taken + max(found["run"]["busy"] or 0.0, 1.0) > system["cpus"])):
@@ -285,7 +284,7 @@ class Case:
 # -- a file that can be shared ------------------------------------------------------------------------------------------
 
 
-def bundle(case: Case, secrets: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> Dict[str, object]:
+def bundle(case: Case, secrets: Sequence[Mapping[str, object]], told: Mapping[str, object]) -> Dict[str, object]:
     """The verdict, the plan and all evidence, without secrets and environment variables."""
     nodes = [{key: value for key, value in node.items() if key != "env"} for node in case.plan["nodes"]]
     values = {str(value) for one in secrets for value in one.values() if len(str(value)) > 3}

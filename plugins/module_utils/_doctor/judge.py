@@ -10,7 +10,7 @@ compared.
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Sequence, TypedDict
+from typing import List, Optional, Sequence, TypedDict
 
 from .._contract.document import whole
 from .._contract.findings import Finding, finding
@@ -209,17 +209,16 @@ def not_running(case: Case) -> Optional[Finding]:
 
 def frozen(case: Case) -> Optional[Finding]:
     for host, found in case.known.items():
-        process: Mapping[str, Any] = found["process"] or {}
-        age = found["run"]["heartbeat_age"]
-        if process.get("state") in ("T", "t"):
+        process, age = found["process"], found["run"]["heartbeat_age"]
+        if process and process["state"] in ("T", "t"):
             seen = "%s is stopped (process %d is in state T)." % (case.name(host), process["pid"])
             others = "continues where it stopped"
             if case.in_state(CRASHED):
                 others = "can be restarted: ansible-playbook train.yml -i INVENTORY --tags restart"
             remedy = "On %s: kill -CONT %d; the run then %s." % (host, process["pid"], others)
             return finding("rank-frozen", host, seen, remedy=remedy)
-        if process.get("state") == "D" and age is not None and age > 10:
-            where = process.get("waits_in") or "the kernel"
+        if process and process["state"] == "D" and age is not None and age > 10:
+            where = process["waits_in"] or "the kernel"
             seen = "%s hangs in the kernel (%s), probably on a disk or a network file system that does not respond."
             return finding("rank-in-kernel", host, seen % (case.name(host), where))
     return None

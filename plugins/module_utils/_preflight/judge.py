@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypedDict
 
-from .._contract.document import value_at
+from .._contract.document import Document, value_at
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import CATALOGUE, ERROR, INFO, WARNING
 from .._contract.plan import Node, Plan
 from .._plan.hosts import is_loopback
-from .peer_check import FORBIDDEN, LinkTry, closed_ports
+from .peer_check import FORBIDDEN, CheckedPeer, LinkTry, Responder, closed_ports
 
 ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
 LOW_FILES = 256
@@ -36,10 +36,10 @@ class PreflightEvidence(NamedTuple):
     peer_firewall), gloo (the all-reduce). Hosts may be missing and mappings empty."""
 
     plan: Plan
-    probes: Mapping[str, Mapping[str, Any]]
+    probes: Mapping[str, Document]
     tries: Mapping[str, HostTries] = {}
     firewalls: Mapping[str, Mapping[str, Any]] = {}
-    gloo: Mapping[str, Mapping[str, Any]] = {}
+    gloo: Mapping[str, Document] = {}
     plan_findings: Sequence[Finding] = ()
     # Whether the network step still comes, which opens closed ports.
     before_network: bool = False
@@ -59,14 +59,14 @@ class PreflightEvidence(NamedTuple):
         return ((host, link) for host, tried in self.tries.items() for link in tried["links"])
 
 
-def peers_of(plan: Plan, answering: Mapping[str, Mapping[str, Any]], host: str) -> dict[str, dict[str, object]]:
+def peers_of(plan: Plan, answering: Mapping[str, Mapping[str, Responder | None]], host: str) -> dict[str, CheckedPeer]:
     """The other hosts whose responder started, with its ports at their planned address, from the next rank on: at any moment all hosts
     measure towards different ones."""
     nodes = plan["nodes"]
     at = [node["host"] for node in nodes].index(host)
     others = [(node, answering[node["host"]].get("responder")) for node in nodes[at + 1 :] + nodes[:at]]
     return {
-        node["host"]: {"address": node["address"], "ports": found["ports"], "token": found["token"]}
+        node["host"]: {"address": node["address"] or "", "ports": found["ports"], "token": found["token"]}
         for node, found in others
         if found
     }

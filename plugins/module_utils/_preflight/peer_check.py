@@ -21,7 +21,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence, TypedDict
+from typing import TYPE_CHECKING, Iterator, Sequence, TypedDict
 
 from .._kit import background, bare
 from .._kit.processes import PORT_CHECK, is_check, port_holders
@@ -57,7 +57,7 @@ FAILURES = {
 }
 
 
-class CheckedPeer(NamedTuple):
+class CheckedPeer(TypedDict):
     """The addresses and ports of another host's responder."""
 
     address: str
@@ -87,10 +87,10 @@ class LinkTry(TypedDict):
 @contextlib.contextmanager
 def asked(source: str, peer: CheckedPeer, port: int, timeout: float) -> Iterator[socket.socket]:
     """A connection from our planned address that has shown the token. Any other answer comes from a stranger."""
-    with socket.create_connection((peer.address, port), timeout, (source, 0) if source else None) as sock:
+    with socket.create_connection((peer["address"], port), timeout, (source, 0) if source else None) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        sock.sendall(f"{GREETING} {peer.token}\n".encode())
+        sock.sendall(f"{GREETING} {peer['token']}\n".encode())
         if _exactly(sock, len(ANSWER)) != ANSWER:
             raise OSError(None, "another program answers there")
         yield sock
@@ -163,11 +163,11 @@ def nic_towards(source: str, peer: str) -> str | None:
 
 def check_peer(source: str, peer: CheckedPeer, timeout: float) -> LinkTry:
     """All ports of one peer at once, then the delay and the interface; the rate is measured later, one peer at a time."""
-    with ThreadPoolExecutor(max_workers=max(1, len(peer.ports))) as pool:
-        ports = list(pool.map(lambda port: try_port(source, peer, port, timeout), peer.ports))
+    with ThreadPoolExecutor(max_workers=max(1, len(peer["ports"]))) as pool:
+        ports = list(pool.map(lambda port: try_port(source, peer, port, timeout), peer["ports"]))
     link: LinkTry = {
-        "address": peer.address, "ports": ports, "latency_ms": None, "bandwidth_mbit": None, "error": "",
-        "nic": nic_towards(source, peer.address),
+        "address": peer["address"], "ports": ports, "latency_ms": None, "bandwidth_mbit": None, "error": "",
+        "nic": nic_towards(source, peer["address"]),
     }  # fmt: skip
     usable = usable_port(link)
     if usable is not None:
@@ -189,13 +189,12 @@ def usable_port(link: LinkTry) -> int | None:
 
 
 def peer_check(
-    address: str, peers: Sequence[Mapping[str, Any]], timeout: float = 3.0, rates: bool = True
+    address: str, peers: Sequence[CheckedPeer], timeout: float = 3.0, rates: bool = True
 ) -> dict[str, list[LinkTry]]:
     """The links to the peers (see CheckedPeer): reachable on every port, delay, rate (unless without rates), interface."""
-    checked = [CheckedPeer(**peer) for peer in peers]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        links = list(pool.map(lambda peer: check_peer(address, peer, timeout), checked))
-    for peer, link in zip(checked, links if rates else []):
+        links = list(pool.map(lambda peer: check_peer(address, peer, timeout), peers))
+    for peer, link in zip(peers, links if rates else []):
         port = usable_port(link)
         if port is None or link["error"]:
             continue

@@ -104,8 +104,7 @@ def regrouped(seen: Sequence[Seen], known: int) -> Tuple[int, str]:
     newest = health.parts[0]
     why = next((one["why"] for one in health.keepers.values() if one["state"] == TRAINING and one["why"]), "")
     line = "%s  generation %d: %s" % (clock_text(newest.since), newest.generation, ", ".join(newest.members))
-    line = "%s (%s)" % (line, why) if why else line
-    return newest.generation, "; ".join(text for text in (line, apart_text(health)) if text)
+    return newest.generation, "; ".join(filter(None, [line + (" (%s)" % why if why else ""), apart_text(health)]))
 
 
 def whole_seconds(seconds: float) -> str:

@@ -39,7 +39,7 @@ ORDERS = ("add_host", "add_group", "ansible_", "_ansible", "invocation", "show",
 HOST_FILES = {
     "_probe.host": ("host_info",),
     "_run.polling": ("run_info",),
-    "_run.files": ("run_files",),
+    "_run.find": ("run_files",),
     "_keeper.deployment": ("run_folder", "keeper_request", "purge"),
     "_kit.env_file": ("env_file",),
     "_session.tracker": ("start_tracker",),

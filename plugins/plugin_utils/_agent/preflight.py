@@ -15,8 +15,8 @@ from ...module_utils._contract.plan import Node, Plan, open_ports
 from ...module_utils._contract.probe import Processors
 from ...module_utils._contract.run_folder import MEASURED
 from ...module_utils._preflight.judge import peers_of
-from ...module_utils._preflight.measured import measured_step, program_answer, with_link
 from ...module_utils._preflight.peer_check import LinkTry, Responder
+from ...module_utils._preflight.predict import measured_step, program_answer, with_link
 from .carrier import Call, decoded
 
 # Flags that only one stage has.
