@@ -1,18 +1,22 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The evidence about a rank: collected on its host (gather.py), read and judged on the controller (judge.py)."""
+"""The evidence about a run: of each rank, collected on its host (gather.py), and all of it as the judge (judge.py) reads it and a person
+may share it."""
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TypedDict
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, TypedDict
 
-from .._kit.words import bytes_text
+from .._contract.plan import Plan
+from .._kit.words import bytes_text, plain_reason
 from .._rules.causes import Cause, is_echo
-from .._run.health import BUSY, Seen
-from .._run.state import RUNNING, RunState
+from .._run.health import BUSY, Health, Seen, StallLimits, without_cpu
+from .._run.state import CRASHED, RUNNING, RunState
 
+MASK = "***"
 LOW_DISK = 64 * 1024 * 1024
 LATE = 0.2  # fraction of the time that its threads may be ready to run without a core
 PRESSED = 40.0  # percentage of the time that a process may wait for the disk
@@ -67,8 +71,8 @@ class System(TypedDict):
     disk_free: Optional[int]
     throttled: Optional[bool]
     limited: Optional[float]
-    pressure: Optional[Dict[str, Optional[float]]]
-    oom_kills: Optional[int]
+    pressure: Optional[Dict[str, Optional[float]]]  # percent of the last ten seconds that a process waited for it
+    oom_kills: Optional[int]  # of the kernel since boot
     nics: Optional[Dict[str, str]]  # the state of each network interface
 
 
@@ -122,24 +126,17 @@ def innermost_frame(found: RankEvidence) -> str:
 
 def slow_reasons(found: RankEvidence) -> List[str]:
     """Why a rank may be slow, as far as its host shows."""
-    system = found["system"]
-    process: Mapping[str, Any] = found["process"] or {}
+    system, process, others = found["system"], found["process"], found["others"]
     reasons = []
-    if (process.get("swapped_bytes") or 0) > 256 * 2**20:
-        reasons.append("it is swapping (%s swapped out)" % bytes_text(process["swapped_bytes"]))
-    others, late = found["others"], (process.get("waits_for_core") or 0.0)
+    swapped, late = (process["swapped_bytes"] or 0, process["waits_for_core"] or 0.0) if process else (0, 0.0)
+    if swapped > 256 * 2**20:
+        reasons.append("it is swapping (%s swapped out)" % bytes_text(swapped))
     taken = sum(one["cpu_share"] for one in others)
     # A rank that neither uses a core nor waits for one is not slowed by who does.
     if others and (late > LATE or (works(found) and taken + max(found["run"]["busy"] or 0.0, 1.0) > system["cpus"])):
         reasons.append("pid %(pid)d of %(user)s (%(command)s) takes %(cpu_share).1f cores" % others[0])
     if late > (LATE if others else 2 * LATE):
         reasons.append("it waits for a core %d %% of the time" % min(100, round(100 * late)))
-    return reasons + host_reasons(system)
-
-
-def host_reasons(system: System) -> List[str]:
-    """Reasons why everything on a host is slow."""
-    reasons = []
     disk, memory = ((system["pressure"] or {}).get(name) or 0.0 for name in ("io", "memory"))
     limited = system["limited"] or 0.0
     if disk > PRESSED:
@@ -155,16 +152,7 @@ def host_reasons(system: System) -> List[str]:
 
 def lines_of(found: RankEvidence) -> List[str]:
     """The lines about a rank that support a verdict."""
-    told, said = [describe(found)], error_of(found) or "".join(found["run"]["last_lines"][-1:])
-    # Of an ended rank it is an old one.
-    if found["run"]["state"] == RUNNING and innermost_frame(found):
-        told.append("  stack: " + innermost_frame(found))
-    return [*told, *(["  said: " + said] if said else [])]
-
-
-def describe(found: RankEvidence) -> str:
-    system, process = found["system"], found["process"]
-    run = found["run"]
+    system, process, run = found["system"], found["process"], found["run"]
     parts = [
         run["state"],
         "step %s" % run["step"],
@@ -180,7 +168,11 @@ def describe(found: RankEvidence) -> str:
     free = bytes_text(system["memory_available"])
     parts.append("load %.1f on %d cores, %s free memory" % (system["load1"], system["cpus"], free))
     parts += ["%s %s" % (peer, how) for peer, how in sorted(found["links"].items())]
-    return ", ".join(parts)
+    told, said = [", ".join(parts)], error_of(found) or "".join(run["last_lines"][-1:])
+    # Of an ended rank it is an old one.
+    if run["state"] == RUNNING and innermost_frame(found):
+        told.append("  stack: " + innermost_frame(found))
+    return [*told, *(["  said: " + said] if said else [])]
 
 
 # -- why a rank ended and who caused it: from its own record, its signal, and the kernel ----------------------------------
@@ -214,3 +206,100 @@ def out_of_memory(found: RankEvidence) -> bool:
     """The kernel reports it, or its count of OOM kills grew since the rank's last heartbeat."""
     before, now = found["oom_kills_before"], found["system"]["oom_kills"]
     return bool(found["kernel"]) or (before is not None and now is not None and now > before)
+
+
+# -- all hosts together -------------------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """A host's evidence; otherwise why there is none, and whether it returned nothing at all."""
+
+    evidence: Optional[RankEvidence]
+    words: str = ""
+    is_silent: bool = False
+
+
+def answer_of(result: Optional[Mapping[str, Any]]) -> Answer:
+    """The result of doctor_info on a host, whatever happened to the task."""
+    told = result or {"msg": "the host was not contacted"}
+    if told.get("evidence"):
+        return Answer(told["evidence"])
+    if told.get("timedout"):
+        return Answer(None, "did not answer within %s s" % told["timedout"].get("period", "some"), True)
+    said = (plain_reason(str(told.get("msg") or "")).splitlines() or ["no reason was given"])[0]
+    is_silent = bool(told.get("unreachable"))
+    return Answer(None, "%s: %s" % ("cannot be reached" if is_silent else "could not be examined", said), is_silent)
+
+
+class Case:
+    """One examination; results: what doctor_info returned by host."""
+
+    def __init__(self, plan: Plan, results: Mapping[str, Any]) -> None:
+        self.plan, self.results = plan, results
+        self.ranks = {node["host"]: node["rank"] for node in plan["nodes"]}
+        self.hosts = {rank: host for host, rank in self.ranks.items()}
+        # In the order of their ranks.
+        self.answers = {host: answer_of(results[host]) for host in sorted(results, key=self.rank)}
+        self.known = {host: one.evidence for host, one in self.answers.items() if one.evidence is not None}
+        self.silent = sorted(host for host, one in self.answers.items() if one.is_silent)
+        self.limits = StallLimits(timeout=float(plan.get("timeout_seconds") or StallLimits().timeout))
+        seen = [Seen(host, one["run"], without_cpu=without_cpu(one["run"])) for host, one in self.known.items()]
+        seen += [Seen(host, silent=math.inf) for host in self.answers if host not in self.known]
+        self.health = Health(seen, self.limits)
+        self.stalled = self.health.stalled
+        # Whether the run would count as stalled if no rank used CPU.
+        self.lags = Health([one._replace(without_cpu=math.inf) for one in seen], self.limits).stalled
+        self.states = {host: str(self.health.seen[host].state) for host in self.known}
+
+    def part(self, hosts: Iterable[str]) -> Case:
+        """The same of some hosts."""
+        return Case(self.plan, {host: self.results[host] for host in hosts if host in self.results})
+
+    def rank(self, host: str) -> int:
+        return self.ranks.get(host, -1)
+
+    def leader(self) -> str:
+        """The host of the lowest rank that answered."""
+        return next(iter(self.known))
+
+    def name(self, host: str) -> str:
+        return "rank %d (%s)" % (self.rank(host), host)
+
+    def in_state(self, state: str) -> List[str]:
+        """The hosts that report this state."""
+        return [host for host, seen in self.states.items() if seen == state]
+
+    def without_answer(self, hosts: Iterable[str]) -> str:
+        """Why these hosts have no evidence."""
+        return "; ".join("%s %s" % (self.name(host), self.answers[host].words) for host in hosts)
+
+    def death(self, host: str) -> RankDeath:
+        return death_of(self.known[host], self.rank(host))
+
+    def own_deaths(self) -> List[str]:
+        """The hosts whose rank crashed by itself."""
+        return [host for host in self.in_state(CRASHED) if not self.death(host).is_echo]
+
+
+# -- a file that can be shared ------------------------------------------------------------------------------------------
+
+
+def bundle(case: Case, secrets: Sequence[Mapping[str, object]], told: Mapping[str, object]) -> Dict[str, object]:
+    """The verdict, the plan and all evidence, without secrets and environment variables."""
+    nodes = [{key: value for key, value in node.items() if key != "env"} for node in case.plan["nodes"]]
+    values = {str(value) for one in secrets for value in one.values() if len(str(value)) > 3}
+    hosts = {host: answer.evidence or answer.words for host, answer in case.answers.items()}
+    whole = {**told, "plan": dict(case.plan, nodes=nodes), "hosts": hosts}
+    return dict(without(whole, sorted(values, key=len, reverse=True)))
+
+
+def without(found: Any, secrets: Sequence[str]) -> Any:
+    """The same with every secret masked, at any depth."""
+    if isinstance(found, Mapping):
+        return {key: without(value, secrets) for key, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [without(value, secrets) for value in found]
+    if isinstance(found, str):
+        for secret in secrets:
+            found = found.replace(secret, MASK)
+    return found

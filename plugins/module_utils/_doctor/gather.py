@@ -17,14 +17,16 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .._contract.document import Document, section, whole, words
 from .._kit import bare, processes
 from .._kit.files import free_bytes, read_object, read_text
 from .._run.polling import busy_share, core_seconds, read_effort
 from .._run.state import read_run
-from .evidence import OtherProcess, RankEvidence, RankProcess, System
+
+if TYPE_CHECKING:
+    from .evidence import OtherProcess, RankEvidence, RankProcess, System
 
 # The trainer's heartbeat thread checks for this file every second and answers with its stacks.
 REQUEST = "dump-request-rank%d"
@@ -47,6 +49,9 @@ def doctor_info(
     time.sleep(SAMPLE_SECONDS)
     second, after = counters(pid), read_effort(run_dir, rank)
     state["busy"] = busy_share(before, after)
+    # Of the run: also its other nodes on this machine.
+    name = "--run=%s" % os.path.basename(run_dir.rstrip("/"))
+    ours = {one.pid for one in table.values() if one.worker and name in one.argv} | {os.getpid(), pid or 0}
     return {
         "evidence": {
             "rank": rank,
@@ -55,7 +60,7 @@ def doctor_info(
             "stacks": answer(run_dir, rank, pid),
             "links": reach_all(peers, probe_port),
             "system": system_facts(run_dir, first, second),
-            "others": busiest(first, second, rank_pids(run_dir, pid, table)),
+            "others": busiest(first, second, ours),
             "kernel": kernel_words(bare.tool, state["started"]),
             "oom_kills_before": whole(heartbeat, "oom_kills"),
         }
@@ -63,13 +68,6 @@ def doctor_info(
 
 
 # -- the trainer's process --------------------------------------------------------------------------------------------
-
-
-def rank_pids(run_dir: str, pid: Optional[int], table: Mapping[int, processes.Process]) -> Set[int]:
-    """All processes of the rank's session, and of the run's other nodes on this machine."""
-    name = os.path.basename(run_dir.rstrip("/"))
-    mine = {one.pid for one in table.values() if one.worker and "--run=%s" % name in one.argv}
-    return mine | {os.getpid()} | ({pid} if pid else set())
 
 
 def trainer_pid(run_dir: str, heartbeat: Document, table: Mapping[int, processes.Process]) -> Optional[int]:
@@ -87,7 +85,7 @@ class Counters(NamedTuple):
 
     time: float
     cpu: Dict[int, float]  # seconds by process
-    throttle: int
+    throttle: int  # how often any core was thermally throttled
     limited: float
     delay: float  # seconds that the rank's threads were ready to run without a core
 
@@ -95,16 +93,20 @@ class Counters(NamedTuple):
 def counters(pid: Optional[int]) -> Counters:
     """Read them now."""
     delay = sum(waited for dummy, waited in core_seconds(pid)) if pid else 0.0
-    return Counters(time.monotonic(), dict(_cpu_times()), _throttle(), _limited(), delay)
+    cpu = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        fields = read_text("/proc/%s/stat" % name).rpartition(")")[2].split()
+        if len(fields) > 12:
+            cpu[int(name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    folders = glob.glob("/sys/devices/system/cpu/cpu[0-9]*")
+    throttle = sum(int(read_text(folder + "/thermal_throttle/core_throttle_count") or 0) for folder in folders)
+    return Counters(time.monotonic(), cpu, throttle, _limited(), delay)
 
 
-def _cpu_times() -> Iterable[Tuple[int, float]]:
-    tick = os.sysconf("SC_CLK_TCK")
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            fields = read_text("/proc/%s/stat" % name).rpartition(")")[2].split()
-            if len(fields) > 12:
-                yield int(name), (int(fields[11]) + int(fields[12])) / tick
+def figure(path: str, pattern: str) -> Optional[float]:
+    """The number in a file of the kernel's; None if it has none."""
+    found = re.search(pattern, read_text(path), re.M)
+    return float(found.group(1)) if found else None
 
 
 def process_facts(pid: Optional[int], first: Counters, second: Counters) -> Optional[RankProcess]:
@@ -112,20 +114,15 @@ def process_facts(pid: Optional[int], first: Counters, second: Counters) -> Opti
     one = processes.process(pid) if pid else None
     if one is None or pid is None:
         return None
-    seconds = second.time - first.time
+    seconds, status = second.time - first.time, "/proc/%d/status" % pid
     return {
         "pid": pid,
         "state": one.state,
         "waits_for_core": round(max(0.0, second.delay - first.delay) / seconds, 3),
-        "memory_bytes": _status_bytes(pid, "VmRSS"),
-        "swapped_bytes": _status_bytes(pid, "VmSwap"),
+        "memory_bytes": int(figure(status, r"^VmRSS:\s+(\d+) kB") or 0) * 1024,
+        "swapped_bytes": int(figure(status, r"^VmSwap:\s+(\d+) kB") or 0) * 1024,
         "waits_in": read_text("/proc/%d/wchan" % pid).strip(),
     }
-
-
-def _status_bytes(pid: int, name: str) -> int:
-    found = re.search(r"^%s:\s+(\d+) kB" % name, read_text("/proc/%d/status" % pid), re.M)
-    return int(found.group(1)) * 1024 if found else 0
 
 
 # -- stacks, from the trainer -------------------------------------------------------------------------------------------
@@ -188,28 +185,10 @@ def system_facts(run_dir: str, first: Counters, second: Counters) -> System:
         "disk_free": free_bytes(run_dir),
         "throttled": second.throttle > first.throttle,
         "limited": round((second.limited - first.limited) / seconds, 2),
-        "pressure": {name: _pressure(name) for name in ("memory", "io")},
-        "oom_kills": _oom_kills(),
+        "pressure": {name: figure("/proc/pressure/" + name, r"^some avg10=([\d.]+)") for name in ("memory", "io")},
+        "oom_kills": int(figure("/proc/vmstat", r"^oom_kill (\d+)") or 0),
         "nics": {os.path.basename(nic): read_text(nic + "/operstate").strip() for nic in glob.glob("/sys/class/net/*")},
     }
-
-
-def _oom_kills() -> int:
-    """How many processes the kernel has killed since boot because memory was short."""
-    found = re.search(r"^oom_kill (\d+)", read_text("/proc/vmstat"), re.M)
-    return int(found.group(1)) if found else 0
-
-
-def _throttle() -> int:
-    """How often any core was thermally throttled."""
-    folders = glob.glob("/sys/devices/system/cpu/cpu[0-9]*")
-    return sum(int(read_text(folder + "/thermal_throttle/core_throttle_count") or 0) for folder in folders)
-
-
-def _pressure(name: str) -> Optional[float]:
-    """Percentage of the last ten seconds in which a process waited for this resource."""
-    found = re.search(r"^some avg10=([\d.]+)", read_text("/proc/pressure/" + name))
-    return float(found.group(1)) if found else None
 
 
 def _limited() -> float:

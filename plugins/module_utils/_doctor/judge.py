@@ -10,7 +10,7 @@ compared.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
+from typing import List, Optional, Sequence, TypedDict
 
 from .._contract.document import whole
 from .._contract.findings import Finding, finding
@@ -20,8 +20,8 @@ from .._rules.causes import LOSSES
 from .._run.health import OTHER, PHASES
 from .._run.sentences import apart_text, history, reason
 from .._run.state import AWAY, CRASHED, FINISHED, RUNNING, STOPPED
-from .case import Case
 from .evidence import (
+    Case,
     error_of,
     innermost_frame,
     lines_of,
@@ -159,7 +159,7 @@ def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
     """The rank that the ended ranks blame for leaving them alone."""
     for host in crashed:
         death, text = case.death(host), error_of(case.known[host])
-        accused = [one for one in map(case.host_of, death.blames) if one is not None and one != host]
+        accused = [case.hosts[rank] for rank in death.blames if case.hosts.get(rank, host) != host]
         if not accused:
             continue
         other, state = accused[0], case.states.get(accused[0])
@@ -209,17 +209,16 @@ def not_running(case: Case) -> Optional[Finding]:
 
 def frozen(case: Case) -> Optional[Finding]:
     for host, found in case.known.items():
-        process: Mapping[str, Any] = found["process"] or {}
-        age = found["run"]["heartbeat_age"]
-        if process.get("state") in ("T", "t"):
+        process, age = found["process"], found["run"]["heartbeat_age"]
+        if process and process["state"] in ("T", "t"):
             seen = "%s is stopped (process %d is in state T)." % (case.name(host), process["pid"])
             others = "continues where it stopped"
             if case.in_state(CRASHED):
                 others = "can be restarted: ansible-playbook train.yml -i INVENTORY --tags restart"
             remedy = "On %s: kill -CONT %d; the run then %s." % (host, process["pid"], others)
             return finding("rank-frozen", host, seen, remedy=remedy)
-        if process.get("state") == "D" and age is not None and age > 10:
-            where = process.get("waits_in") or "the kernel"
+        if process and process["state"] == "D" and age is not None and age > 10:
+            where = process["waits_in"] or "the kernel"
             seen = "%s hangs in the kernel (%s), probably on a disk or a network file system that does not respond."
             return finding("rank-in-kernel", host, seen % (case.name(host), where))
     return None
@@ -251,10 +250,12 @@ def cut(case: Case) -> Optional[Finding]:
 
 
 def behind(case: Case) -> Optional[Finding]:
-    """The rank that has not reached the collective where the others wait."""
-    full = no_room(case)
-    if full:
-        return full
+    """The rank that cannot save, or else has not reached the collective where the others wait."""
+    for host, found in case.known.items():
+        free, idle = low_disk(found), found["run"]["idle_seconds"] or 0.0
+        if free is not None and found["run"]["phase"] == "save" and idle > case.limits.minimum:
+            seen = "%s cannot save: %s are free in its run folder." % (case.name(host), bytes_text(free))
+            return finding("disk-full", host, seen)
     late = latest(case)
     if not case.stalled:
         # A working rank is slow if all others have waited for it longer than an idle rank may take.
@@ -282,38 +283,20 @@ def slow(case: Case, host: str) -> Finding:
     return finding("rank-slow", host, seen + (": " + "; ".join(reasons) if reasons else "") + ".")
 
 
-def no_room(case: Case) -> Optional[Finding]:
-    """A live rank that cannot save."""
-    for host, found in case.known.items():
-        free = low_disk(found)
-        waits = (found["run"]["idle_seconds"] or 0.0) > case.limits.minimum
-        if free is not None and found["run"]["phase"] == "save" and waits:
-            seen = "%s cannot save: %s are free in its run folder." % (case.name(host), bytes_text(free))
-            return finding("disk-full", host, seen)
-    return None
-
-
 def latest(case: Case) -> Optional[str]:
-    """The host whose rank has done the fewest collectives, None if all are at the same one."""
-    counted = positions(case)
-    if len(set(counted.values())) > 1:
-        return min(counted, key=lambda host: counted[host])
+    """The host whose rank has done the fewest steps and, if all count them, collectives; None if all are at the same one."""
+    runs = {host: found["run"] for host, found in case.known.items()}
+    collectives = {host: whole(run, "collective") for host, run in runs.items()}
+    if None in collectives.values():
+        collectives = dict.fromkeys(runs)
+    places = {host: (-1 if run["step"] is None else run["step"], collectives[host] or 0) for host, run in runs.items()}
+    if len(set(places.values())) > 1:
+        return min(places, key=lambda host: places[host])
     elsewhere = [host for host, found in case.known.items() if not PHASES.get(found["run"]["phase"], OTHER).waits]
     if len(elsewhere) != 1 or len(case.known) < 2:
         # Of several at the same one, the one that computes delays the others.
         elsewhere = [host for host in elsewhere or case.known if works(case.known[host])]
     return elsewhere[0] if len(elsewhere) == 1 else None
-
-
-def positions(case: Case) -> Dict[str, Tuple[int, int]]:
-    """Each rank's step and collective by its heartbeat; by the steps alone if not all count collectives."""
-    runs = {host: found["run"] for host, found in case.known.items()}
-    counted = {host: whole(run, "collective") for host, run in runs.items()}
-    comparable = None not in counted.values()
-    return {
-        host: (-1 if run["step"] is None else run["step"], (counted[host] or 0) if comparable else 0)
-        for host, run in runs.items()
-    }
 
 
 def stuck(case: Case) -> Optional[Finding]:

@@ -1,29 +1,81 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Predicts the speed of one host and of all, from measured steps and links, by the model of _plan/step_model.py. Pure functions."""
+"""Predicts the speed of one host and of all, from the rehearsal's measurements of steps and links, by the model of _plan/step_model.py.
+Pure functions."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypedDict
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, TypedDict
 
+from .._contract.decode import decode
+from .._contract.document import Document
 from .._contract.findings import Finding, finding
 from .._contract.plan import Plan, Training
+from .._contract.probe import Measured
+from .._contract.validate import InvalidHostData
 from .._kit.words import bytes_text, seconds_text, speed_text, table
-from .._plan.step_model import Link, Speed, StepJob, choose_sync, fastest_precision, job_of, predict
+from .._plan.step_model import WIRE_SHARE, Link, Speed, StepJob, choose_sync, fastest_precision, job_of, predict
 from .._rules.shares import share_rows
 from .._rules.ways import WAYS
+from .._run.metrics import finite, json_lines
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
 MOST_DOUBLINGS = 10  # of the batch
 SLOWED = 1.25  # a step that transfers make this many times as long is slow
 FEWEST_STEPS = 5  # whose speed says something
 BUSY_LOAD = 2.0  # a processor's load in the last minute, which a run alone does not reach
-
-
+# Below this the link is the limit, and a short all-reduce would underestimate it; above it, Gloo's copying is.
+FAST_LINE = 2000.0
 # The slowest link among some hosts; None if it is not known.
 LinkOf = Callable[[Sequence[str]], Optional[Link]]
+
+
+def last_object(result: Mapping[str, object]) -> Document:
+    """The JSON object in the last line of a program's output; empty if there is none."""
+    last = "".join(str(result.get("stdout") or "").strip().splitlines()[-1:])
+    return next(json_lines(last.encode("utf-8", "replace")), {})
+
+
+def program_answer(result: Mapping[str, object]) -> Document:
+    """The JSON object printed by a trainer program, or its last output if there is none."""
+    words = str(result.get("stderr") or result.get("msg") or "no output").strip().splitlines()
+    return last_object(result) or {"ok": False, "phase": "start", "error": words[-1] if words else "no output"}
+
+
+def measured_step(result: Mapping[str, object], key: str) -> Document:
+    """The result of scripts.measure_step with what was measured; empty if it failed."""
+    found = last_object(result) if result.get("rc") == 0 else {}
+    with contextlib.suppress(InvalidHostData):
+        return {"key": key, **decode(Measured, found)} if finite(found.get("tokens_per_second")) else {}
+    return {}
+
+
+def with_link(
+    measured: Mapping[str, object], plan: Plan, links: Iterable[Mapping[str, Any]], gloo: Mapping[str, object]
+) -> Document:
+    """A host's measured step with its slowest link and the model: what the plan needs to choose the best ddp_sync, and to tell other
+    depths from it."""
+    link = slowest_link(links, [last_object(gloo)])
+    kept = {"link": link._asdict()} if link else {}
+    return {**measured, **kept, "model": dict(plan["model"]), "device_batch": plan["training"]["device_batch"]}
+
+
+def slowest_link(links: Iterable[Mapping[str, Any]], gloo: Iterable[Mapping[str, object]]) -> Optional[Link]:
+    """The link that every step waits for, by these links and by what the all-reduces on their hosts measured."""
+    known, reduced = [link for link in links if link.get("bandwidth_mbit")], list(gloo)
+    if not known:
+        return None
+    rates = [rate for one in reduced if (rate := finite(one.get("bandwidth_mbit"))) and rate > 0]
+    by_gloo = min(rates, default=0.0) / WIRE_SHARE
+    # Both ends also send in an all-reduce; a busy CPU lowers either measurement, so the better one counts.
+    rate = min(max(link["bandwidth_mbit"], by_gloo) for link in known)
+    if by_gloo and rate > FAST_LINE:
+        rate = min(rate, by_gloo)
+    message = max([0.0, *(finite(one.get("message_ms")) or 0.0 for one in reduced)])
+    return Link(round(rate, 1), max(link["latency_ms"] or 0.0 for link in known), message)
 
 
 class Outlook(TypedDict):
@@ -152,7 +204,7 @@ def prediction_text(plan: Plan, predicted: Outlook) -> str:
             host,
             speed_text(entry["tokens_per_second"]),
             str(entry["rows"]),
-            short((predicted.get("wait_seconds") or {}).get(host)),
+            short(predicted["wait_seconds"].get(host)),
             speed_text(predicted["without"].get(host)),
         ]
         for host, entry in predicted["hosts"].items()
@@ -208,16 +260,6 @@ def choice(name: str, taken: str, best: str, why: str) -> str:
     return f"  {name} auto is {taken} in this plan, and {best} in a new run: {why}. A run that has begun changes with -e {name}={best}"
 
 
-def difference(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]], speed: float) -> str:
-    """How much the run's speed differs from the prediction, or why that says nothing."""
-    busy = [host for host, run in happened.items() if (run.get("load") or 0.0) > BUSY_LOAD]
-    whens = {"during the rehearsal": predicted.get("busy"), "while it trained": busy}
-    said = [f"{' and '.join(hosts)} had other work {when}" for when, hosts in whens.items() if hosts]
-    if said:
-        return f"; not comparable, because {' and '.join(said)}"
-    return f" ({speed / predicted['tokens_per_second'] - 1:+.0%})"
-
-
 def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]]) -> str:
     """The prediction compared with the result (host -> run_info); empty if there is none, or after few steps."""
     told = [run for run in happened.values() if run["steps_counted"] >= FEWEST_STEPS]
@@ -225,8 +267,11 @@ def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]
     if not speeds or not predicted.get("tokens_per_second"):
         return ""
     speed, expected = min(speeds), predicted["tokens_per_second"]
-    lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)}{difference(predicted, happened, speed)}"]
-    rows = []
+    busy = [host for host, run in happened.items() if (run.get("load") or 0.0) > BUSY_LOAD]
+    whens = {"during the rehearsal": predicted.get("busy"), "while it trained": busy}
+    said = [f"{' and '.join(hosts)} had other work {when}" for when, hosts in whens.items() if hosts]
+    how = f"; not comparable, because {' and '.join(said)}" if said else f" ({speed / expected - 1:+.0%})"
+    lines, rows = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)}{how}"], []
     for host, run in happened.items():
         waited, made = run["wait_seconds"], run["steps_counted"]
         each = waited / made if waited is not None and made else None

@@ -126,14 +126,12 @@ def host_folder(host: object) -> str:
 
 def newest_plan(folders: Sequence[str], problems: List[str]) -> Document:
     """The plan of the newest start of the newest training; folders of hosts that left keep an older one."""
-    newest: Tuple[Tuple[int, float], Document] = ((-1, -1.0), {})
+    found: List[Tuple[int, float, Document]] = []
     for folder in folders:
         plan = file_of(Plan, os.path.join(folder, "plan.json"), problems, partial=True)
         started = finite(read_object(os.path.join(folder, "session.json")).get("started")) or 0.0
-        order = (number(read_object(os.path.join(folder, TRAINING_FILE)), "number"), started)
-        if plan and order > newest[0]:
-            newest = (order, plan)
-    return newest[1]
+        found += [(number(read_object(os.path.join(folder, TRAINING_FILE)), "number"), started, plan)] if plan else []
+    return max(found, key=lambda one: one[:2], default=(0, 0.0, {}))[2]
 
 
 def load_run(path: str) -> CollectedRun:

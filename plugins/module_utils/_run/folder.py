@@ -58,14 +58,14 @@ def outputs(run_dir: str) -> List[str]:
     with _explained(f"The run folder {run_dir} cannot be read"), contextlib.suppress(FileNotFoundError):
         names = os.listdir(run_dir)
         written = [name for name in names if name in OUTPUTS or name.startswith(OUTPUT_PREFIXES)]
-        found = sorted(name for name in written if not _is_empty_folder(os.path.join(run_dir, name)))
+        paths = {name: os.path.join(run_dir, name) for name in sorted(written)}
+        # An empty folder is none.
+        found = [
+            name for name, path in paths.items() if os.path.islink(path) or not os.path.isdir(path) or os.listdir(path)
+        ]
         # It moves with the outputs that it describes.
         return [*found, TRAINING_FILE] if found and TRAINING_FILE in names else found
     return []
-
-
-def _is_empty_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path)
 
 
 def next_place(run_dir: str) -> str:
@@ -162,12 +162,6 @@ def write_keeper(run_dir: str, keeper: Optional[KeeperSetup]) -> None:
         write_json(os.path.join(folder, KEEPER_SETTINGS), settings, mode=0o600)
 
 
-def _end_by_this_clock(ends: int, now: Optional[float], before: int) -> int:
-    """Convert a timed run's end from the controller's clock to this one; the previous result if within noise."""
-    end = ends if now is None else round(ends + time.time() - now)
-    return before if abs(before - end) <= CLOCK_NOISE else end
-
-
 def write_training(run_dir: str, training: Optional[Launched], dry: bool) -> bool:
     """Record the folder's training; returns whether that changed."""
     if training is None:
@@ -175,9 +169,11 @@ def write_training(run_dir: str, training: Optional[Launched], dry: bool) -> boo
     path = os.path.join(run_dir, TRAINING_FILE)
     record = {key: value for key, value in training.items() if key not in ("goes_on", "now") and value is not None}
     here = read_object(path)
-    ends = training.get("ends")
+    ends, now, before = training.get("ends"), training.get("now"), document.number(here, "ends")
     if ends:
-        record["ends"] = _end_by_this_clock(ends, training.get("now"), document.number(here, "ends"))
+        # From the controller's clock to this one; within noise it stays.
+        end = ends if now is None else round(ends + time.time() - now)
+        record["ends"] = before if abs(before - end) <= CLOCK_NOISE else end
     if record == here:
         return False
     if not dry:

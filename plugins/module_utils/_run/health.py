@@ -143,18 +143,14 @@ class Health:
         self.seen = {one.host: one for one in seen}
         self.limits = limits
         self.keepers = {host: one.keeper for host, one in self.seen.items() if one.keeper}
-        self.parts = self._parts()  # newest generation first; several if the network is split
-
-    def _parts(self) -> List[TrainingPart]:
-        found: List[TrainingPart] = []
+        self.parts: List[TrainingPart] = []  # newest generation first; several if the network is split
         training = [one for one in self.keepers.values() if one["state"] == TRAINING and one["members"]]
         for one in sorted(training, key=lambda each: -(each["generation"] or 0)):
             members = tuple(one["members"])
             # Of two generations that share a host, the older one is over; one keeper was polled too early.
-            if not any(set(members) & set(part.members) for part in found):
+            if not any(set(members) & set(part.members) for part in self.parts):
                 done = max((self.seen[each].run["done"] for each in members if each in self.seen), default=0)
-                found.append(TrainingPart(one["generation"] or 0, members, one["since"], done))
-        return found
+                self.parts.append(TrainingPart(one["generation"] or 0, members, one["since"], done))
 
     def by_rank(self) -> List[Seen]:
         """Sort by rank; hosts without a rank last."""

@@ -36,12 +36,8 @@ def live_line(seen: Sequence[Seen], width: int = 0, unicode: bool = True) -> str
     for name in DISPENSABLE:
         if 0 < width < len("  ".join(words.values())):
             words.pop(name, None)
-    return _with_bar("  ".join(words.values()), _made(ranks), width, unicode)
-
-
-def _with_bar(line: str, progress: Tuple[int, int], width: int, unicode: bool) -> str:
-    """The line, behind a bar of what is done of a total if there is room."""
-    (done, total), room = progress, min(BAR[1], width - len(line) - 2)
+    line = "  ".join(words.values())
+    (done, total), room = _made(ranks), min(BAR[1], width - len(line) - 2)
     if not total or room < BAR[0] or not unicode:
         return line
     full = min(room, room * done // total)
@@ -108,8 +104,7 @@ def regrouped(seen: Sequence[Seen], known: int) -> Tuple[int, str]:
     newest = health.parts[0]
     why = next((one["why"] for one in health.keepers.values() if one["state"] == TRAINING and one["why"]), "")
     line = "%s  generation %d: %s" % (clock_text(newest.since), newest.generation, ", ".join(newest.members))
-    line = "%s (%s)" % (line, why) if why else line
-    return newest.generation, "; ".join(text for text in (line, apart_text(health)) if text)
+    return newest.generation, "; ".join(filter(None, [line + (" (%s)" % why if why else ""), apart_text(health)]))
 
 
 def whole_seconds(seconds: float) -> str:
@@ -121,15 +116,12 @@ def phases_text(ranks: Sequence[Seen]) -> str:
     """Each host's phase; hosts in the same phase share a line."""
     doing: Dict[str, List[str]] = {}
     for one in ranks:
-        doing.setdefault(_doing(one), []).append(one.host)
-    return "; ".join("%s %s" % (named(hosts), phase) for phase, hosts in doing.items())
-
-
-def _doing(one: Seen) -> str:
-    """A rank's phase in words."""
-    if one.run["phase"]:
-        return PHASES.get(one.run["phase"], OTHER).words or str(one.run["phase"])
-    return {"running": "started", "None": "not seen yet"}.get(str(one.run["state"]), str(one.run["state"]))
+        phase, state = one.run["phase"], str(one.run["state"])
+        words = PHASES.get(phase, OTHER).words or str(phase)
+        if not phase:
+            words = {"running": "started", "None": "not seen yet"}.get(state, state)
+        doing.setdefault(words, []).append(one.host)
+    return "; ".join("%s %s" % (named(hosts), words) for words, hosts in doing.items())
 
 
 def _made(ranks: Sequence[Seen]) -> Tuple[int, int]:

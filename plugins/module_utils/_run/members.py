@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Mapping, Optional, Sequence, TypedDict, cast
+from typing import Dict, List, Optional, Sequence, TypedDict
 
 from .._contract.document import Document, items, number, section, text, whole, words
 from .._contract.keeper_states import ENDING, GAVE_WAY, IDLE, LOST, RESTING, STATES, TRAINING
@@ -76,8 +76,8 @@ def membership_of(
         "away": absences(events),
         "repeated": steps_repeated(metrics),
         "gave_way": [
-            {"time": float(event["time"]), "host": str(event.get("host")), "why": str(event.get("why") or "")}
-            for event in cast(Sequence[Mapping[str, Any]], events)
+            {"time": _time(event), "host": str(event.get("host")), "why": str(event.get("why") or "")}
+            for event in events
             if event.get("what") == GAVE_WAY
         ],
     }
@@ -89,16 +89,20 @@ def read_members(run_dir: str) -> List[Document]:
     return [event for event in newest if finite(event.get("time")) is not None]
 
 
-def rests_since(events: Sequence[Mapping[str, Any]]) -> Optional[float]:
+def _time(event: Document) -> float:
+    return finite(event["time"]) or 0.0
+
+
+def rests_since(events: Sequence[Document]) -> Optional[float]:
     """When the host that wrote these left because its machine is in use; None if it did not."""
     since: Optional[float] = None
     for event in events:
         if event.get("what") in STATES:
-            since = (since or float(event["time"])) if event["what"] == RESTING else None
+            since = (since or _time(event)) if event["what"] == RESTING else None
     return since
 
 
-def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
+def absences(events: Sequence[Document]) -> List[Absence]:
     """Who left and returned, as one keeper saw it from its generations."""
     away: Dict[str, Absence] = {}
     found: List[Absence] = []
@@ -111,22 +115,22 @@ def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
             lost[str(event.get("host"))] = str(event.get("why") or "")
         if what in (ENDING, IDLE) and not broken:
             # If the keeper's own rank ended first, the reason was the loss of another one.
-            broken, why, by_rank = float(event["time"]), str(event.get("why") or ""), what == IDLE
+            broken, why, by_rank = _time(event), str(event.get("why") or ""), what == IDLE
         if what != TRAINING:
             continue
-        present, left = words(event, "members"), broken or float(event["time"])
+        present, left = words(event, "members"), broken or _time(event)
         for host in members:
             if host not in present and host not in away:
                 reason = lost.get(host, why) if by_rank else why
                 away[host] = {"host": host, "left": left, "why": reason, "back": None, "step": whole(event, "steps")}
         for host in present:
             if host in away:
-                found.append({**away.pop(host), "back": float(event["time"])})
+                found.append({**away.pop(host), "back": _time(event)})
         members, broken, why, lost = present, 0.0, "", {}
     return sorted([*found, *away.values()], key=lambda one: one["left"])
 
 
-def steps_repeated(events: Sequence[Mapping[str, Any]]) -> int:
+def steps_repeated(events: Sequence[Document]) -> int:
     """Steps repeated after restarts, from a rank's metrics."""
     done, repeated = 0, 0
     for event in events:

@@ -9,6 +9,7 @@ beginning and the newest part are read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -106,18 +107,11 @@ def parse_events(data: bytes) -> List[Event]:
 
 def read_events(path: str, limit: int = METRICS_BYTES) -> List[Event]:
     """The events of a metrics file; beyond `limit` bytes, its beginning and newest part."""
-    if limit <= 2 * HEAD_BYTES or _size(path) <= limit:
-        return parse_events(read_tail(path, limit))
-    with open(path, "rb") as stream:
-        head = stream.read(HEAD_BYTES)
+    head = b""
+    with contextlib.suppress(OSError), open(path, "rb") as stream:
+        if 2 * HEAD_BYTES < limit < os.fstat(stream.fileno()).st_size:
+            head = stream.read(HEAD_BYTES)
     return parse_events(head) + parse_events(read_tail(path, limit - len(head)))
-
-
-def _size(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0
 
 
 def _number(event: Event, key: str) -> float:

@@ -15,7 +15,7 @@ import re
 import time
 from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
-from .._contract.document import undamaged
+from .._contract.document import Document, undamaged
 from .._contract.run_folder import PLAN
 from .._kit import processes
 from .._kit.files import paths_in, read_object, read_text
@@ -37,7 +37,7 @@ class Effort(NamedTuple):
     read: int = 0
 
 
-def effort_of(session: Mapping[str, Any], heartbeat: Mapping[str, Any], proc: str = "/proc") -> Optional[Effort]:
+def effort_of(session: Document, heartbeat: Document, proc: str = "/proc") -> Optional[Effort]:
     """Work of the session's child, its descendants and the process with the heartbeat; None if there are none."""
     roots = [pid for pid in (session.get("child_pid"), heartbeat.get("pid")) if isinstance(pid, int)]
     pids = {*roots, *processes.descendants(processes.parents_of_all(proc), roots)} if roots else set()

@@ -66,8 +66,9 @@ def plan_purge(base: str, run: str, everything: bool) -> PurgePlan:
         _sort(found, paths_in(os.path.join(base, folder)), is_ours)
     copied = [path for folder in BROUGHT for path in _deployed(os.path.join(base, folder))]
     found.remove.extend(path for path in copied if os.path.lexists(path))
-    for name, is_one in {"tracker": _is_tracker, PYTHON_FOLDER: _is_python, MEASURED: read_object}.items():
-        _sort(found, [os.path.join(base, name)], is_one)
+    _sort(found, [tracker], lambda path: not os.path.islink(path) and read_bytes(f"{path}/env").startswith(ENV_MARK))
+    _sort(found, [os.path.join(base, PYTHON_FOLDER)], lambda path: read_object(os.path.join(path, PYTHON_MARK)))
+    _sort(found, [os.path.join(base, MEASURED)], read_object)
     return found
 
 
@@ -114,11 +115,8 @@ def is_run_folder(path: str) -> bool:
         return True
     names = set(os.listdir(path))
     # One that was never launched holds nothing but other names of files.
-    return SESSION_FILES in names or (names <= PREPARED_NAMES and all(map(_has_other_name, _files_below(path))))
-
-
-def _has_other_name(path: str) -> bool:
-    return os.path.islink(path) or os.lstat(path).st_nlink > 1
+    others = (one for one in _files_below(path) if not os.path.islink(one) and os.lstat(one).st_nlink == 1)
+    return SESSION_FILES in names or (names <= PREPARED_NAMES and not any(others))
 
 
 def _files_below(folder: str) -> Iterator[str]:
@@ -146,14 +144,6 @@ def is_wheels(path: str) -> bool:
     if re.fullmatch(WHEELS_FOLDER, os.path.basename(path)) or read_object(os.path.join(path, WHEELS)):
         return True
     return isinstance(read_object(os.path.join(path, MANIFEST)).get("files"), list)
-
-
-def _is_tracker(path: str) -> bool:
-    return not os.path.islink(path) and read_bytes(os.path.join(path, "env")).startswith(ENV_MARK)
-
-
-def _is_python(path: str) -> bool:
-    return bool(read_object(os.path.join(path, PYTHON_MARK)))
 
 
 def _deployed(folder: str) -> List[str]:

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
+from typing import Callable, Dict, Iterable, List, Optional
 
 from .._contract.keeper_states import AWAY, FAILED, LEFT, RESTING, STUCK
 from .._kit.words import clock_text, named, plural, seconds_text
 from .._rules.causes import is_echo
-from .health import NO_HEARTBEAT, STALLED, Health, Seen
+from .health import NO_HEARTBEAT, STALLED, Health, Run, Seen
+from .members import GaveWay
 from .state import ABSENT, CRASHED, FINISHED, PREPARED, RUNNING, STOPPED
 
 HOUR = 3600.0
@@ -147,25 +148,23 @@ def own_errors(health: Health) -> Dict[str, str]:
 def history(health: Health) -> List[str]:
     """Absences, repeated steps, and what a split set aside."""
     newest = health.newest_record() if len(health.parts) < 2 else None
-    texts = [absence_text(one) for one in newest["away"]][-MOST_ABSENCES:] if newest else []
+    texts = []
+    for one in newest["away"][-MOST_ABSENCES:] if newest else []:
+        why = " (%s)" % one["why"] if one["why"] else ""
+        back = ", back at %s" % clock_text(one["back"]) if one["back"] else ""
+        texts.append("%s left at %s%s%s" % (one["host"], clock_text(one["left"]), why, back))
     texts += ["steps repeated after restarts: %d" % newest["repeated"]] if newest and newest["repeated"] else []
     records = [one.run["membership"] for one in health.seen.values() if one.run["membership"]]
     return [*texts, *(gave_way_text(one) for record in records for one in record["gave_way"])]
 
 
-def absence_text(one: Mapping[str, Any]) -> str:
-    """A host that left, and whether it is back."""
-    left = "%s left at %s%s" % (one["host"], clock_text(one["left"]), " (%s)" % one["why"] if one["why"] else "")
-    return left + (", back at %s" % clock_text(one["back"]) if one["back"] else "")
-
-
-def gave_way_text(one: Mapping[str, Any]) -> str:
+def gave_way_text(one: GaveWay) -> str:
     """A host's steps do not count, because another part of the run had more."""
     why = "; %s" % one["why"] if one["why"] else ""
     return "%s yielded at %s, because others had made more steps%s" % (one["host"], clock_text(one["time"]), why)
 
 
-def start_lines(runs: Iterable[Mapping[str, Any]]) -> List[str]:
+def start_lines(runs: Iterable[Run]) -> List[str]:
     """The notices of the newest start, once for all hosts, and how often the data were read."""
     found = list(runs)
     before = next((run["epoch"] for run in found if run["epoch"] is not None), 1) - 1
@@ -178,7 +177,7 @@ def ends_text(at: float, share: Optional[float], clock: Callable[[float], str] =
     return "ends at %s%s" % (clock(at), "" if share is None else ", %.0f %% done" % (100 * share))
 
 
-def ended_lines(runs: Iterable[Mapping[str, Any]], clock: Callable[[float], str] = clock_text) -> List[str]:
+def ended_lines(runs: Iterable[Run], clock: Callable[[float], str] = clock_text) -> List[str]:
     """When a run with a budget finished: `ended at 07:28, 2 min 00 s early, of a budget until 07:30`."""
     over = next((run for run in runs if run["end_reason"] == FINISHED and run["ends"]), None)
     if over is None:

@@ -131,14 +131,6 @@ def session_alive(session: Document) -> bool:
     return processes.alive(pid, whole(session, "pid_start"))
 
 
-def heartbeat_alive(heartbeat: Document, now: float) -> bool:
-    """Whether the trainer is alive: a fresh heartbeat of an existing process."""
-    pid, beat = heartbeat.get("pid"), finite(heartbeat.get("time"))
-    if not isinstance(pid, int) or beat is None or now - beat > FRESH_SECONDS:
-        return False
-    return processes.alive(pid, None)
-
-
 def host_state(
     session: Document, alive: bool, figures: RunFigures, has_events: bool, keeper: Optional[Membership]
 ) -> str:
@@ -186,7 +178,9 @@ def error_text(
         return "its keeper ended %s%s" % (how, last)
     if session.get("signal"):
         return "ended by signal %s%s" % (session["signal"], ": %s" % lines[-1] if lines else "")
-    return error_line(lines)
+    # The line with the error; if there is none, the last one.
+    errors = (match.group(1) for match in map(_ERROR_LINE.match, map(str.strip, reversed(lines))) if match)
+    return next(errors, lines[-1].strip() if lines else None)
 
 
 def cause_text(state: str, session: Document, keeper: Optional[Membership]) -> Optional[str]:
@@ -215,9 +209,10 @@ def read_run(run_dir: str, rank: Optional[int] = None, lines: int = 10, limit: i
         return {**EMPTY, "run_dir": run_dir, "run": os.path.basename(run_dir.rstrip("/")), "rank": rank}
     now = time.time()
     records = read_records(run_dir, rank, lines, limit)
-    session = records.session
-    alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(records.heartbeat, now))
-    run = describe(records, alive)
+    session, pid, beat = records.session, whole(records.heartbeat, "pid"), finite(records.heartbeat.get("time"))
+    # A trainer that was started by hand has no session.
+    beats = pid is not None and beat is not None and now - beat <= FRESH_SECONDS and processes.alive(pid, None)
+    run = describe(records, session_alive(session) or (beats and not session.get("ended")))
     run["last_lines"] = run["last_lines"][-lines:] if lines else []
     run["load"] = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     return _by_the_clock(run, _of_session(records.heartbeat, run["started"]), now)
@@ -299,22 +294,8 @@ def _age(since: Optional[float], now: float) -> Optional[float]:
     return None if since is None else max(0.0, now - since)
 
 
-# -- the end of a log -----------------------------------------------------------------------------------------------------
-
-
 def log_lines(path: str, count: int) -> List[str]:
-    """The last lines of a log, without terminal codes."""
-    lines = plain_lines(read_tail(path, LOG_BYTES))
-    return lines[-count:] if count else []
-
-
-def plain_lines(data: bytes) -> List[str]:
-    """The lines of a log as a terminal finally shows them, without codes and empty lines."""
-    lines = (line.rstrip("\r").rpartition("\r")[2] for line in data.decode("utf-8", "replace").split("\n"))
-    return [plain for plain in (_ANSI.sub("", line).rstrip() for line in lines) if plain]
-
-
-def error_line(lines: List[str]) -> Optional[str]:
-    """The log line with the error; if there is none, the last line."""
-    errors = (match.group(1) for match in map(_ERROR_LINE.match, map(str.strip, reversed(lines))) if match)
-    return next(errors, lines[-1].strip() if lines else None)
+    """The last lines of a log as a terminal finally shows them, without codes and empty lines."""
+    written = read_tail(path, LOG_BYTES).decode("utf-8", "replace").split("\n")
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in written)
+    return [plain for plain in (_ANSI.sub("", line).rstrip() for line in lines) if plain][-count:]

@@ -49,7 +49,9 @@ def _measured(events: List[Document], heartbeat: Document, plan: Document) -> Tu
     """Seconds per step (None before the first) and per save."""
     attempt = newest_attempt(events)[1]
     step = _duration(heartbeat, "step_seconds") or _longest(attempt, "step") or _longest(events, "step")
-    return step, _duration(heartbeat, "save_seconds") or _longest(events, "checkpoint") or _unsaved(plan)
+    sizes = [number(node, "checkpoint_bytes") for node in items(plan, "nodes")]
+    first_save = max(sizes, default=0) / SLOWEST_DISK or 1.0
+    return step, _duration(heartbeat, "save_seconds") or _longest(events, "checkpoint") or first_save
 
 
 def _duration(document: Document, name: str) -> Optional[float]:
@@ -62,8 +64,3 @@ def _longest(events: List[Document], kind: str) -> Optional[float]:
     """The longest of the recent events of a kind."""
     latest = [event for event in events if event["kind"] == kind][-RECENT:]
     return max((seconds for seconds in (_duration(event, "seconds") for event in latest) if seconds), default=None)
-
-
-def _unsaved(plan: Document) -> float:
-    """The time that the first save may take."""
-    return max((number(node, "checkpoint_bytes") for node in items(plan, "nodes")), default=0) / SLOWEST_DISK or 1.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from .._contract.document import number
 from .._kit.words import (
     DASH,
     bytes_text,
@@ -54,12 +55,6 @@ def changed_rows_lines(seen: Sequence[Seen]) -> List[str]:
     last = max(run["rows_changed"] for run in changed.values())
     parts = ["%s %s -> %s" % (host, run["rows_before"], run["rows"]) for host, run in changed.items()]
     return ["shares of rows changed while training, last at step %s: %s" % (last, ", ".join(parts))]
-
-
-def checkpoint_lines(seen: Sequence[Seen]) -> List[str]:
-    """Where the newest checkpoints are."""
-    runs = {one.host: one.run for one in seen if one.run["saved"] is not None}
-    return ["checkpoint of step %s on %s in %s" % (run["saved"], host, run["run_dir"]) for host, run in runs.items()]
 
 
 # -- columns ------------------------------------------------------------------------------------------------------------
@@ -121,11 +116,6 @@ def course_text(health: Health, now: float) -> str:
     return ", took %s, ended %s, %s ago" % (took, clock_text(ended), since)
 
 
-def training_number(one: Seen) -> int:
-    """Which training of the run a host holds; 0 if it does not say."""
-    return one.run["training"]["number"] if one.run["training"] else 0
-
-
 def _other_runs(seen: Sequence[Seen]) -> List[str]:
     """Hosts whose newest run is another one."""
     newer: Dict[str, List[str]] = {}
@@ -147,10 +137,12 @@ def _headline(seen: Sequence[Seen], current: Health) -> str:
 
 def current_health(seen: Sequence[Seen]) -> Health:
     """The hosts of the newest training, without those that hold an older one of the run."""
-    newest = max(map(training_number, seen), default=0)
+    # 0 if a host does not say which one it holds.
+    numbers = {one.host: number(one.run["training"], "number") for one in seen}
+    newest = max(numbers.values(), default=0)
     timeouts = [one.run["timeout_seconds"] for one in seen if one.run["timeout_seconds"]]
     limits = StallLimits(timeout=timeouts[0] if timeouts else USUAL.timeout)
-    return Health([one for one in seen if training_number(one) in (0, newest)], limits)
+    return Health([one for one in seen if numbers[one.host] in (0, newest)], limits)
 
 
 def status_screen(seen: Sequence[Seen], width: int = 0) -> str:
@@ -172,7 +164,8 @@ def status_screen(seen: Sequence[Seen], width: int = 0) -> str:
     stayed = Health(one for one in hosts if AWAY not in (one.verdict, one.run["state"]))
     if (is_over and stayed.first_known("world") != 1) or any(run["identical"] is False for run in runs):
         lines.append(identical_text(stayed))
-    lines += checkpoint_lines(hosts) if is_over else []
+    saved = {one.host: one.run for one in hosts if is_over and one.run["saved"] is not None}
+    lines += ["checkpoint of step %s on %s in %s" % (run["saved"], host, run["run_dir"]) for host, run in saved.items()]
     if not any(one.verdict for one in rows):
         # Who watched the run tells why it failed, and the doctor is asked at once.
         lines += ["%s: %s" % (one.host, one.problem) for one in rows if one.problem]

@@ -16,7 +16,7 @@ from ...module_utils._contract.run_folder import RunNameError, plain_run_name
 from ...module_utils._kit.files import read_bytes, write_whole
 from ...module_utils._preflight.predict import comparison_text
 from ...module_utils._run.collected import ReportError, host_folder
-from ...module_utils._run.files import PATTERNS, SMALL, RunFile, matches, stamped, step_of
+from ...module_utils._run.find import PATTERNS, SMALL, RunFile, matches, stamped, step_of
 from ...module_utils._run.report import make_report
 from .._runs import newest_model, why_no_answer
 from .carrier import Call, across_sleep, decoded

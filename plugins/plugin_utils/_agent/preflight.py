@@ -14,10 +14,9 @@ from ...module_utils._contract.document import Document, digest_of, section
 from ...module_utils._contract.plan import Node, Plan, open_ports
 from ...module_utils._contract.probe import Processors
 from ...module_utils._contract.run_folder import MEASURED
-from ...module_utils._preflight.evidence import peers_of
-from ...module_utils._preflight.measured import measured_step, program_answer, with_link
-from ...module_utils._preflight.peer_check import LinkTry
-from ...module_utils._preflight.peer_responder import Responder
+from ...module_utils._preflight.judge import peers_of
+from ...module_utils._preflight.peer_check import LinkTry, Responder
+from ...module_utils._preflight.predict import measured_step, program_answer, with_link
 from .carrier import Call, decoded
 
 # Flags that only one stage has.

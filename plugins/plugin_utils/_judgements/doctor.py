@@ -11,8 +11,7 @@ from typing import Any
 
 from ...module_utils._contract.decode import believed_plans
 from ...module_utils._contract.plan import Plan
-from ...module_utils._doctor.case import Case, bundle
-from ...module_utils._doctor.evidence import RankEvidence
+from ...module_utils._doctor.evidence import Case, RankEvidence, bundle
 from ...module_utils._doctor.judge import diagnose
 from ...module_utils._kit.printable import printable
 from .._agent.carrier import Call, decoded

@@ -18,12 +18,9 @@ from ...module_utils._contract.plan import Plan
 from ...module_utils._kit.printable import printable
 from ...module_utils._kit.words import DASH, plural, table
 from ...module_utils._plan.step_model import Link, speeds_of, speeds_together, with_precision
-from ...module_utils._preflight.evidence import HostTries, PreflightEvidence
-from ...module_utils._preflight.judge import in_order, judge, load
-from ...module_utils._preflight.links import ways_to
-from ...module_utils._preflight.measured import program_answer, slowest_link
+from ...module_utils._preflight.judge import HostTries, PreflightEvidence, in_order, judge, load, ways_to
 from ...module_utils._preflight.peer_check import closed_ports
-from ...module_utils._preflight.predict import Outlook, advice, outlook, prediction_text
+from ...module_utils._preflight.predict import Outlook, advice, outlook, prediction_text, program_answer, slowest_link
 from .._agent.carrier import Call
 from .._configuration import display_is_ours
 from .._display.texts import finding_text

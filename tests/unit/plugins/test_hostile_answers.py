@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.filter.values import status_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Case, RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import program_answer
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import program_answer
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import preflight as verbs
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import desktop, hosts
 

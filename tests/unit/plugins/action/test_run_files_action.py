@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import find
 
 FOUND = {"node1": {"run": {"run": "d4"}}}
 LOG = "log/rank0.log"
@@ -127,7 +127,7 @@ def test_a_model_of_a_training_that_was_begun_again_is_brought_once_and_is_the_n
         (place / name).write_bytes(b"old")
     new = [MODEL % 50, "base_checkpoints/d4/meta_000050.json"]
     assert collect(Host(*map(offered, new)))["changed"]
-    assert files.newest_checkpoint(str(place.parents[1])) == new
+    assert find.newest_checkpoint(str(place.parents[1])) == new
     assert written(place) == ["meta_000050.json", "model_000010.pt", "model_000050.pt"]
     aside = place.parents[1] / "earlier/1"
     assert written(aside) == ["meta_000200.json", "model_000200.pt"]

@@ -17,8 +17,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings_ta
     FindingKind,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import judge
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import CODES, FAILED, RankEvidence, lines_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import (
+    CODES,
+    FAILED,
+    Case,
+    RankEvidence,
+    lines_of,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LOSSES, Cause
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper, run_of

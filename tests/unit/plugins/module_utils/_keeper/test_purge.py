@@ -18,7 +18,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deployment
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deployment import purge
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import run_files
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import run_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import run_info
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.boot import BootEntry
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import uv_beside

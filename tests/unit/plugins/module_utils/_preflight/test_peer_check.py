@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import alive, start_ticks
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_responder as responder_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import peer_check
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_responder import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_check as check_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import (
+    peer_check,
     start_responder,
     stop_responder,
 )
@@ -39,7 +39,7 @@ def listening(call):
 
     yield start
     for responder in started:
-        responder_utils.stop_responder(responder["pid"], responder["started"])
+        stop_responder(responder["pid"], responder["started"])
 
 
 def check(call, responder, address=HOST, **options):
@@ -127,7 +127,7 @@ def test_the_process_ends_when_it_is_told(call, listening):
 
 def test_a_process_that_an_interrupted_play_left_behind_is_ended(listening, monkeypatch):
     """As after Ctrl-C in a preflight, when the same command is given again."""
-    monkeypatch.setattr(responder_utils, "STALE_SECONDS", 0.5)
+    monkeypatch.setattr(check_utils, "STALE_SECONDS", 0.5)
     first = listening()["responder"]
     port = first["ports"][0]
     (holder,) = [one.process for one in processes.port_holders([port])]
@@ -138,7 +138,7 @@ def test_a_process_that_an_interrupted_play_left_behind_is_ended(listening, monk
 
 def test_a_process_that_another_controller_uses_is_waited_for_and_stays(listening, monkeypatch):
     first = listening()["responder"]
-    monkeypatch.setattr(responder_utils.wait_for_checks, "__defaults__", (0.5,))
+    monkeypatch.setattr(check_utils.wait_for_checks, "__defaults__", (0.5,))
     assert first["ports"][0] not in listening(rendezvous_port=first["ports"][0])["responder"]["ports"]
     assert alive(first["pid"], first["started"])
 

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_memory import describe, head_work
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, PredictedStep, Speed, job_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import measured, predict
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import predict
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import ModelConfig
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
 
@@ -218,11 +218,11 @@ def test_a_measured_step_is_kept_with_its_link_and_model():
     document = plan()
     links = [{"bandwidth_mbit": 93.0, "latency_ms": 0.4}]
     gloo = {"stdout": '{"ok": true, "bandwidth_mbit": 80.0, "message_ms": 0.4}'}
-    kept = measured.with_link({"key": "k"}, document, links, gloo)
+    kept = predict.with_link({"key": "k"}, document, links, gloo)
     assert kept["link"] == {"mbit": 93.0, "latency_ms": 0.4, "message_ms": 0.4}
     assert step_model.links_of([kept, {**kept, "link": {"mbit": 94.0, "latency_ms": 0.1}}]) == Link(93.0, 0.4, 0.4)
     assert (kept["model"], kept["device_batch"]) == (document["model"], 2)
-    assert "link" not in measured.with_link({}, document, [], {})
+    assert "link" not in predict.with_link({}, document, [], {})
 
 
 # Without one of the hosts

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, peers_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import ways_to
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import PreflightEvidence, peers_of, ways_to
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import FORBIDDEN
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import planned
 

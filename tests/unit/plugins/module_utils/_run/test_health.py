@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Case, RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import (

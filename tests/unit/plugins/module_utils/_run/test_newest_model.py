@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import newest_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import newest_checkpoint
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import newest_checkpoint
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._runs import newest_model
 

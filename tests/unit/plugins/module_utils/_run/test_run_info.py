@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import run_files
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import run_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import run_info
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 

@@ -19,7 +19,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import data_sets, run_facts
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
     collected,
-    files,
     find,
     folder,
     metrics,
@@ -101,7 +100,7 @@ def look_everywhere(base: Path) -> None:
     decode(state.RunState, json.loads(json.dumps(seen)))
     state.read_run(run, lines=0, limit=metrics.PEEK_BYTES)
     find.newest_run(str(base))
-    files.run_files(run_dir=run, checkpoints=True)
+    find.run_files(run_dir=run, checkpoints=True)
     run_facts(run)
     data_sets(str(base))
     with contextlib.suppress(purge.PurgeError):
