@@ -10,7 +10,6 @@ import re
 from typing import Iterator, Sequence
 
 from .._contract import politeness
-from .._contract.findings import Finding, finding
 from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, RunSettings, find
 from .._kit import env_file
 from .._kit.words import named, plural
@@ -28,11 +27,6 @@ PLAN_ENV = (
     "NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", politeness.VARIABLE, "GLOO_SOCKET_IFNAME",
 )  # fmt: skip
 GUEST_LIMITS = ("hours", "battery_limit", "away_if")
-
-
-def refused(problem: str) -> Finding:
-    """A problem of the settings, as a finding that names no host."""
-    return finding("setting-refused", "", problem.rstrip("."))
 
 
 def problems(decided: Decided) -> Iterator[str]:

@@ -12,9 +12,9 @@ from typing import Sequence, cast
 
 from .._contract import lineage, politeness
 from .._contract.document import Document, items, number, section, text
+from .._contract.lineage import training_of
 from .._contract.probe import DataSet, PastRun, PastSession, PastShare, PortHolder, TrainingProcess
 from .._contract.run_folder import TRAINING_FILE, checkpoint_steps
-from .._contract.training import training_of
 from .._kit import bare, processes
 from .._kit.files import read_object
 from .._rules.stages import STAGES
