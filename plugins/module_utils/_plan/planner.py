@@ -54,9 +54,11 @@ def questions(hosts: Sequence[Given]) -> dict[str, dict[str, object]]:
     """
     asked = read(hosts)
     run, each = asked.run, asked.hosts
-    known = [Host(host["name"], each[host["name"]], {}) for host in hosts]
+    order = ranks([Host(host["name"], each[host["name"]], {}) for host in hosts])[0]
+    having = run.data_host or min(each, key=lambda name: order.get(name, len(each)))
+    folders = [*run.data_paths] if run.data_source in data_set.ON_A_HOST else []
     addresses = {host["name"]: each[host["name"]].address or host.get("reach") for host in hosts}
-    ports = [run.port, *(command.keeper_ports(run, len(known)) if decide_restarts(asked) else [])]
+    ports = [run.port, *(command.keeper_ports(run, len(each)) if decide_restarts(asked) else [])]
     return {
         name: {
             "base_dir": own.base_dir,
@@ -65,7 +67,7 @@ def questions(hosts: Sequence[Given]) -> dict[str, dict[str, object]]:
             "venv_dir": own.venv_dir,
             "python": own.python,
             "ports": ports,
-            "folders": data_set.folders_of(run, known, name),
+            "folders": folders if name == having else [],
             "peers": [address for other, address in addresses.items() if address and other != name],
         }
         for name, own in each.items()
