@@ -15,18 +15,19 @@ def flag_words(flags: Mapping[str, object]) -> List[str]:
     """Flags as words: True is a switch, per-rank numbers are joined by commas."""
     found: List[str] = []
     for name, value in flags.items():
-        if value is True:
-            found.append(f"--{name}")
-        elif isinstance(value, list):
-            found.append(f"--{name}={','.join(map(str, value))}")
-        else:
-            found.append(f"--{name}={value}")
+        text = ",".join(map(str, value)) if isinstance(value, list) else value
+        found.append(f"--{name}" if value is True else f"--{name}={text}")
     return found
 
 
 def rank_argv(plan: Plan, node: Node) -> List[str]:
     """The command that starts this host's rank, with the variables of `rank_environ`."""
-    return [*_python(node), *_script(plan, node)]
+    return [
+        os.path.join(node["venv_dir"], "bin", "python"),
+        "-m",
+        plan["trainer"]["script"],
+        *flag_words(node["flags"]),
+    ]
 
 
 def rank_environ(plan: Plan, node: Node, generation: int = 0) -> Dict[str, str]:
@@ -45,8 +46,9 @@ def rank_environ(plan: Plan, node: Node, generation: int = 0) -> Dict[str, str]:
 
 def torchrun_argv(plan: Plan, node: Node) -> List[str]:
     """The same rank started by hand with torchrun, which sets the variables itself."""
+    python, *script = rank_argv(plan, node)[:3]
     return [
-        *_python(node),
+        python,
         "-m",
         "torch.distributed.run",
         f"--nnodes={plan['world']}",
@@ -55,14 +57,7 @@ def torchrun_argv(plan: Plan, node: Node) -> List[str]:
         f"--master-addr={plan['master']['address']}",
         f"--master-port={plan['master']['port']}",
         "--max-restarts=0",
-        *_script(plan, node, "--"),
+        *script,
+        "--",  # or torchrun would take the flags for abbreviations of its own
+        *flag_words(node["flags"]),
     ]
-
-
-def _python(node: Node) -> List[str]:
-    return [os.path.join(node["venv_dir"], "bin", "python")]
-
-
-def _script(plan: Plan, node: Node, *before_flags: str) -> List[str]:
-    """The script and its flags. Without --, torchrun would take the flags for abbreviations of its own."""
-    return ["-m", plan["trainer"]["script"], *before_flags, *flag_words(node["flags"])]

@@ -1,16 +1,51 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parts of a plan that a checkpoint depends on: decides whether a new plan can resume from existing checkpoints.
+"""The training in a run folder, and whether a new plan can resume from its checkpoints.
 
-The plan checks the probes before any change; the run folder checks again before it moves anything.
+A training starts where there is nothing to resume, and keeps its id as long as it is resumed. Numbers order a run's trainings: a new
+one gets one more than any host knows, so a host that was away has a lower number. The plan checks the probes before any change; the
+run folder checks again before it moves anything.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping
+import re
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, TypedDict
 
-from .document import Document, items, section
+from .document import Document, items, number, section, text
+
+if TYPE_CHECKING:
+    from typing import NotRequired
+
+
+class TrainingIdentity(TypedDict):
+    """The content of training.json."""
+
+    id: str
+    number: int
+    begun: int
+
+
+class Launched(TrainingIdentity):
+    """The training to start. A folder continues if it holds goes_on: an id, "" for a training without a known id, None for nothing."""
+
+    goes_on: Optional[str]
+    base: Optional[str]  # the training of a fine-tuning's base model
+    ends: NotRequired[Optional[int]]  # of a timed run: when the trainer is to be over, by the controller's clock
+    now: NotRequired[Optional[float]]  # that clock when this is handed to a host
+
+
+def training_of(document: object) -> Optional[TrainingIdentity]:
+    """Validate the content of training.json; None if invalid."""
+    name = text(document, "id")
+    if name is None or not re.fullmatch("[0-9a-f]{16}", name):
+        return None
+    bounded = {key: min(max(0, number(document, key)), 2**32) for key in ("number", "begun")}
+    return {"id": name, "number": bounded["number"], "begun": bounded["begun"]}
+
+
+# What checkpoints depend on
 
 # The deciding parts of the plan's sections, with the settings that users know them by.
 MODEL = {key: "ddp_" + key for key in ("depth", "aspect_ratio", "head_dim", "sequence", "window_pattern", "vocab_size")}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, List, Optional, TypedDict
 
-from .training import TrainingIdentity
+from .lineage import TrainingIdentity
 
 if TYPE_CHECKING:
     from .decode import (

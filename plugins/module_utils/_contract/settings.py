@@ -51,10 +51,9 @@ def shown(setting: Setting, value: Any) -> str:
     if setting.name == SECRET:
         return "(hidden)"
     try:
-        text = json.dumps(value, default=str)
+        text = masked(json.dumps(value, default=str))
     except (ValueError, RecursionError, TypeError):
         return f"a {type(value).__name__} that is nested too deeply or too long"
-    text = masked(text)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -69,11 +68,12 @@ def read_host(variables: Mapping[str, Any]) -> tuple[Values, list[str]]:
         target, value = ALIASES.get(name, name), variables[name]
         if not target.startswith(PREFIX) or target in NOT_SETTINGS:
             continue
+        is_set = value is not None and (not isinstance(value, str) or value.strip() != "")
         if removed := REMOVED_SETTINGS.get(target):
             instead, *ignored = removed
             word = str(value).strip().lower().removesuffix(".0")
             truth = "true" if word in TRUE else "false" if word in FALSE else word
-            if not is_unset(value) and {word, truth}.isdisjoint(ignored):
+            if is_set and {word, truth}.isdisjoint(ignored):
                 problems.append(f"{name}{WHERE} is no longer a setting: {instead}.")
         elif target not in rows():
             # Without the prefix, which makes all names alike.
@@ -81,18 +81,15 @@ def read_host(variables: Mapping[str, Any]) -> tuple[Values, list[str]]:
             near = difflib.get_close_matches(name[len(PREFIX) :], fields, n=1, cutoff=0.6)
             hint = f"did you mean {PREFIX}{near[0]}?" if near else "docs/settings.md lists all settings."
             problems.append(f"{name}{WHERE} is not a setting of nanochat.ddp; {hint}")
-        elif not is_unset(value):
+        elif is_set:
+            row = find(target)
             try:
-                given[target] = convert(find(target), value)
+                given[target] = convert(row, value)
             except (ValueError, TypeError, OverflowError, RecursionError) as error:
-                problems.append(refused(find(target), name, value, error))
+                explained = row.kind in ("dict", "list") or str(error).startswith(("at most", "a NUL", NO_CREDENTIALS))
+                reason = f" ({error})" if explained else ""
+                problems.append(f"{name} is {shown(row, value)}{WHERE}{reason}; it must be {wanted(row)}.")
     return given, problems
-
-
-def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
-    explained = setting.kind in ("dict", "list") or str(error).startswith(("at most", "a NUL", NO_CREDENTIALS))
-    reason = f" ({error})" if explained else ""
-    return f"{name} is {shown(setting, value)}{WHERE}{reason}; it must be {wanted(setting)}."
 
 
 def defaults(profile: str) -> Values:
@@ -123,11 +120,8 @@ def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> Asked:
         raise PlanError(found or differing)
     values = defaults(run_given.get("ddp_profile", "smoke"))
     each = {host: settings_table.HostSettings(**_fields({**values, **own}, HOST)) for host, own in given.items()}
-    return Asked(
-        settings_table.RunSettings(**_fields({**values, **run_given}, RUN)),
-        each,
-        frozenset(name for own in given.values() for name in own),
-    )
+    run = settings_table.RunSettings(**_fields({**values, **run_given}, RUN))
+    return Asked(run, each, frozenset(name for own in given.values() for name in own))
 
 
 def _fields(values: Values, scope: str) -> Values:
@@ -267,7 +261,3 @@ def convert(setting: Setting, value: Any) -> Any:
     if setting.name != SECRET and any(map(has_credentials, result.values() if setting.kind == "dict" else texts)):
         raise ValueError(NO_CREDENTIALS)
     return result
-
-
-def is_unset(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())

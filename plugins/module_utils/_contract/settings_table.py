@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from types import MappingProxyType
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from .._rules import ways
 from .._rules.stages import STAGES
 from .politeness import GUEST, LOW, OFF
 from .run_folder import GIVEN_NAME, RUN_NAME_HELP
 
-RUN = "run"
-HOST = "host"
+RUN, HOST = "run", "host"
 PREFIX = "ddp_"
 AUTO = "auto"
 
@@ -91,10 +91,11 @@ class Setting(NamedTuple):
         return self.smoke is not None
 
 
-def setting(section: str, default: Any, why: str, **more: Any) -> Any:
+def setting(section: str, default: Any, why: str, scope: str = RUN, **more: Any) -> Any:
     """A row as the field of a dataclass; `more` are the further columns of Setting."""
+    given = {"section": section, "default": default, "why": why, "scope": scope}
     # Called in the bodies of the dataclasses below, only through this function.
-    return dataclasses.field(metadata={"section": section, "default": default, "why": why, **more})  # pylint: disable=invalid-field-call
+    return dataclasses.field(metadata={**given, **more})  # pylint: disable=invalid-field-call
 
 
 _run = functools.partial(setting, "The run")
@@ -105,7 +106,7 @@ _trainer = functools.partial(setting, "The trainer")
 _data = functools.partial(setting, "The data")
 _fine_tuning = functools.partial(setting, "Fine-tuning (ddp_stage sft)")
 _watching = functools.partial(setting, "Watching and collecting")
-_host = functools.partial(setting, "Each host")
+_host = functools.partial(setting, "Each host", scope=HOST)
 
 
 # fmt: off
@@ -324,18 +325,12 @@ def rows() -> Mapping[str, Setting]:
 
 @functools.cache
 def _table(run: Any, host: Any) -> Mapping[str, Setting]:
-    return MappingProxyType(
-        {row.name: row for kind, scope in ((run, RUN), (host, HOST)) for row in _rows_of(kind, scope)}
-    )
-
-
-def _rows_of(kind: Any, scope: str) -> Iterator[Setting]:
-    for field in dataclasses.fields(kind):
-        of_type = str(field.type)
-        if of_type.startswith("Optional["):
-            of_type = of_type[len("Optional[") : -1]
+    found = {}
+    for field in (*dataclasses.fields(run), *dataclasses.fields(host)):
+        kind = re.sub(r"^Optional\[(.*)\]$", r"\1", str(field.type))
         more: Dict[str, Any] = {"empty": "profile" if "smoke" in field.metadata else "", **field.metadata}
-        yield Setting(PREFIX + field.name, field.name, KINDS.get(of_type, of_type), scope=scope, **more)
+        found[PREFIX + field.name] = Setting(PREFIX + field.name, field.name, KINDS.get(kind, kind), **more)
+    return MappingProxyType(found)
 
 
 def find(name: str) -> Setting:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Optional
 
+from .._contract.lineage import Launched
 from .._contract.run_folder import KEEPER_FOLDER, KEEPER_JOIN, KEEPER_LEAVE, SESSION_FILES
-from .._contract.training import Launched
 from .._kit import host_code
 from .._run import purge as purge_utils
 from .._run.folder import KeeperSetup, make_ready, prepare

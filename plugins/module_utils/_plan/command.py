@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The trainer's flags and environment on a host, and its keeper."""
+"""The trainer's flags and environment on a host, and the ports of its keeper."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import os
 from typing import Dict, Sequence
 
 from .._contract import politeness
-from .._contract.command_line import rank_environ
-from .._contract.plan import Node, Plan
+from .._contract.plan import Node
 from .._contract.settings_table import RunSettings, rows
 from . import stages
 from .decided import Decided
@@ -71,20 +70,6 @@ def keeper_ports(run: RunSettings, hosts: int) -> list[int]:
     others = (run.port, run.tracker_port)
     free = (port for port in itertools.count(run.keeper_port) if port not in others)
     return list(itertools.islice(free, hosts))
-
-
-def add_session(plan: Plan, run: RunSettings, node: Node) -> None:
-    """Add to a node, the next of the plan's, its ports and what its session runs: the rank, or the keeper, which starts the rank."""
-    shared = sum(other["address"] == node["address"] for other in plan["nodes"])
-    port = keeper_ports(run, shared + 1)[shared]
-    node["owner_ports"] = [run.port, port]
-    if run.restarts:
-        node["keeper_port"] = port
-        # Any host may become the master; nodes of one machine share the rendezvous port, which the first of them tests.
-        node["open_ports"] = [*([] if shared else [run.port]), port]
-        node["session_argv"] = [node["argv"][0], "-B", os.path.join(node["run_dir"], ".keeper", "keeper.py")]
-    else:
-        node["env"] = dict(sorted({**node["env"], **rank_environ(plan, node)}.items()))
 
 
 def flag_names(decided: Decided) -> list[str]:

@@ -17,7 +17,7 @@ from .._contract.plan import Data, DataContents, Here, Plan
 from .._contract.probe import Folder
 from .._contract.settings_table import LAST_SHARD, RunSettings
 from .._kit.words import plural
-from .hosts import Host, home_expanded, ranks
+from .hosts import Host, home_expanded
 
 # Bytes of the default text, the prose in a Python's library, which differs little between versions.
 PROSE_BYTES = 1_800_000
@@ -32,16 +32,10 @@ def hosts_with_data(hosts: Sequence[Host], identifier: str) -> list[str]:
     return [host.name for host in hosts if any(entry.get("id") == identifier for entry in host.fact("data") or [])]
 
 
-def path_here(here: Here, path: str) -> str:
-    """Resolve a path of the controller, from its answers."""
-    known = here.get("folders", {}).get(path)
-    return known["path"] if known else path
-
-
 def document(run: RunSettings, by_rank: Sequence[Host], here: Here) -> Data:
     """The plan's section."""
-    source = run.data_source
-    paths = {"url": [], "controller": [path_here(here, path) for path in run.data_paths]}
+    source, seen = run.data_source, here.get("folders", {})
+    paths = {"url": [], "controller": [seen[path]["path"] if path in seen else path for path in run.data_paths]}
     contents: DataContents = {
         "source": source,
         "paths": paths.get(source, [*run.data_paths]),
@@ -55,14 +49,17 @@ def document(run: RunSettings, by_rank: Sequence[Host], here: Here) -> Data:
     }
     # The host that is set, or the master, makes or fetches it.
     made_on = next((host for host in by_rank if host.name == run.data_host), by_rank[0])
-    known = _deployed(run, by_rank, made_on, contents)
-    identifier = known.get("id") or _identifier(run, contents)
+    # If nobody has named a text, it is the prose in a Python's library.
+    is_prose = source == "text" and not run.data_paths
+    known = _deployed(run, by_rank, made_on, contents, is_prose)
+    named = {"host": run.data_host} if source in ON_A_HOST and run.data_host else {}
+    marked = {"prose": True} if is_prose else {}
+    identifier = known.get("id") or f"{source}-{digest_of({**contents, **named, **marked})[:8]}"
     # If possible the same host as last time has it.
     having = hosts_with_data(by_rank, identifier)
     wanted = [run.data_host, known.get("host"), *(host.name for host in by_rank)]
     name = next((name for name in wanted if name in having), made_on.name)
     (at,) = [host for host in by_rank if host.name == name]
-    is_prose = is_default_text(contents)
     return {
         "id": identifier,
         **contents,
@@ -70,11 +67,6 @@ def document(run: RunSettings, by_rank: Sequence[Host], here: Here) -> Data:
         "paths": _paths(source, contents["paths"], at),
         "prose": is_prose,
     }
-
-
-def is_default_text(contents: DataContents) -> bool:
-    """Whether nobody has named a text, so that it is the prose in a Python's library."""
-    return contents["source"] == "text" and not contents["paths"]
 
 
 def text_bytes(run: RunSettings, hosts: Sequence[Host], plan: Plan) -> Optional[int]:
@@ -96,12 +88,6 @@ def times_read(plan: Plan, size: Optional[int]) -> Optional[float]:
     return training["tokens"] * bytes_per_token / (size * (data["shards"] - 1) / data["shards"])
 
 
-def _identifier(run: RunSettings, contents: DataContents) -> str:
-    named = {"host": run.data_host} if contents["source"] in ON_A_HOST and run.data_host else {}
-    marked = {"prose": True} if is_default_text(contents) else {}
-    return f"{contents['source']}-{digest_of({**contents, **named, **marked})[:8]}"
-
-
 def _paths(source: str, paths: Sequence[str], at: Host) -> list[str]:
     """The paths as that host reads them; without any, text comes from its Python's library."""
     if source not in ON_A_HOST:
@@ -110,7 +96,9 @@ def _paths(source: str, paths: Sequence[str], at: Host) -> list[str]:
     return [home_expanded(path, at) for path in paths or ([library] if source == "text" and library else [])]
 
 
-def _deployed(run: RunSettings, hosts: Sequence[Host], made_on: Host, contents: DataContents) -> Mapping[str, Any]:
+def _deployed(
+    run: RunSettings, hosts: Sequence[Host], made_on: Host, contents: DataContents, is_prose: bool
+) -> Mapping[str, Any]:
     """The data set that this run, or its base model's, has used so far, if it still matches the settings: a host may have been
     renamed or removed."""
     present = [host.name for host in hosts]
@@ -118,18 +106,11 @@ def _deployed(run: RunSettings, hosts: Sequence[Host], made_on: Host, contents: 
     for host in hosts:
         known = host.fact("run", "lineage", "data") or host.fact("base_run", "lineage", "data") or {}
         same = all(known.get(key) == contents[key] for key in ("source", "url", "shards", "vocab_size"))
-        same = same and (is_default_text(contents) or known.get("paths") == paths)
+        same = same and (is_prose or known.get("paths") == paths)
         other = contents["source"] in ON_A_HOST and run.data_host not in (None, known.get("host"))
         if same and not (other and known.get("host") in present):
             return dict(known)
     return {}
-
-
-def folders_of(run: RunSettings, hosts: Sequence[Host], name: str) -> list[str]:
-    """The folders in the settings that this host should check."""
-    order = ranks(hosts)[0]
-    maker = run.data_host or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name
-    return list(run.data_paths) if run.data_source in ON_A_HOST and maker == name else []
 
 
 def obstacles(run: RunSettings, planned: Data, hosts: Sequence[Host], here: Here) -> Iterator[Finding]:

@@ -44,7 +44,11 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
         yield from environment(host, node, plan["trainer"]["torch"])
         yield from ports(host, node, plan)
         yield from remarks(host, node, hosts, nodes)
-    yield from architectures(hosts)
+    kinds = {host.name: str(host.fact("host", "arch")) for host in hosts if host.probe}
+    if len(set(kinds.values())) > 1:
+        each = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
+        seen = f"{each}: they round differently, so the ranks' weights would diverge"
+        yield finding("architecture-differs", next(iter(kinds)), seen)
     wanting = [host for host in hosts if nodes[host.name]["flags"].get("kernels") == AUTO]
     if bare := [host.name for host in wanting if host.fact("cpu", "compiler") is False]:
         yield finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH")
@@ -55,27 +59,21 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
 
 
 def unseen(host: Host, hosts: Sequence[Host]) -> Finding:
-    """A host without a probe, and how to train without it for now."""
-    seen = f"{host.name} cannot be examined{f' ({plain_reason(host.error)})' if host.error else ''}"
-    remedy = connection_remedy(host.error, host.login)
+    """A host without a probe: how to reach it, and how to train without it for now."""
+    error, seen = host.error, f"{host.name} cannot be examined"
+    remedy = "Check that it is on and that ssh to it works with the inventory's settings."
+    if re.search(r"Host key verification failed|host key is known|REMOTE HOST IDENTIFICATION HAS CHANGED", error):
+        key = "is not the one that this user knows" if "CHANGED" in error else "is unknown to this user"
+        login = host.login or "ssh USER@HOST"
+        remedy = f"Its ssh host key {key}. Log in once by ssh from here ({login}), and compare the key."
+    elif re.search(
+        r"interpreter.* not found|interpreters found|python\S*: No such file|(command|python\S*:) not found", error
+    ):
+        remedy = "Install Python there (sudo apt-get install python3), or set ansible_python_interpreter of that host."
     if there := [other.name for other in hosts if other.probe]:
         again = "train.yml without that lets it take part again when it is back"
         remedy += f" Or leave it out for now: -e target={','.join(there)}; {again}."
-    return finding("host-down", host.name, seen, remedy=remedy)
-
-
-def connection_remedy(error: str, login: str) -> str:
-    """The remedy for a failed connection."""
-    if re.search(r"Host key verification failed|host key is known|REMOTE HOST IDENTIFICATION HAS CHANGED", error):
-        key = "is not the one that this user knows" if "CHANGED" in error else "is unknown to this user"
-        return (
-            f"Its ssh host key {key}. Log in once by ssh from here ({login or 'ssh USER@HOST'}), and compare the key."
-        )
-    if re.search(
-        r"interpreter.* not found|interpreters found|python\S*: No such file|(command|python\S*:) not found", error
-    ):
-        return "Install Python there (sudo apt-get install python3), or set ansible_python_interpreter of that host."
-    return "Check that it is on and that ssh to it works with the inventory's settings."
+    return finding("host-down", host.name, f"{seen} ({plain_reason(error)})" if error else seen, remedy=remedy)
 
 
 def tools(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
@@ -161,21 +159,21 @@ def ports(host: Host, node: Node, plan: Plan) -> Iterator[Finding]:
     """Findings about foreign processes on the rendezvous port (on the master) or a keeper's port."""
     wanted = open_ports(plan, node)
     for holder in host.fact("ports") or []:
+        port, is_test = holder["port"], is_check(holder.get("command"))
         is_own = holder.get("session") and holder["session"] == host.fact("run", "session", "id")
         # A start waits for tests of this user that still run there, or ends them.
-        is_own = is_own or (is_check(holder.get("command")) and holder.get("user") == host.fact("host", "user"))
-        if holder["port"] in wanted and not is_own:
-            name = "ddp_port" if holder["port"] == plan["master"]["port"] else "ddp_keeper_port"
-            yield port_held(host.name, name, holder)
-
-
-def architectures(hosts: Sequence[Host]) -> Iterator[Finding]:
-    """Hosts that round differently."""
-    kinds = {host.name: str(host.fact("host", "arch")) for host in hosts if host.probe}
-    if len(set(kinds.values())) > 1:
-        each = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
-        seen = f"{each}: they round differently, so the ranks' weights would diverge"
-        yield finding("architecture-differs", next(iter(kinds), ""), seen)
+        if port not in wanted or is_own or (is_test and holder.get("user") == host.fact("host", "user")):
+            continue
+        name = "ddp_port" if port == plan["master"]["port"] else "ddp_keeper_port"
+        remedy, pid = f"choose another port: -e {name}={port + 10}", holder.get("pid")
+        if is_test:
+            remedy = f"Another controller is testing connections there. Try again when it has finished, or {remedy}"
+        elif is_ours(holder):
+            remedy = f"{how_to_stop(holder)}; or {remedy}"
+        elif pid:
+            remedy = f"On {host.name}: kill {pid} if nobody needs it, or {remedy}"
+        seen = f"{name} {port} is taken on {host.name}: {described(holder)}"
+        yield finding("port-held", host.name, seen, remedy=remedy[0].upper() + remedy[1:])
 
 
 def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> Iterator[Finding]:
@@ -228,22 +226,7 @@ def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
         yield finding("checkpoints-lost", plan["master"]["host"], seen)
 
 
-# Processes of others: trainings, and holders of a port that the run needs
-
-
-def port_held(host: str, setting: str, holder: PortHolder) -> Finding:
-    """A port is taken, with the remedy for its holder."""
-    port, pid = holder["port"], holder.get("pid")
-    another = f"choose another port: -e {setting}={port + 10}"
-    if is_check(holder.get("command")):
-        remedy = f"Another controller is testing connections there. Try again when it has finished, or {another}"
-    elif is_ours(holder):
-        remedy = f"{how_to_stop(holder)}; or {another}"
-    elif pid:
-        remedy = f"On {host}: kill {pid} if nobody needs it, or {another}"
-    else:
-        remedy = another[0].upper() + another[1:]
-    return finding("port-held", host, f"{setting} {port} is taken on {host}: {described(holder)}", remedy=remedy)
+# Processes of others
 
 
 def other_processes(host: Host, here: Sequence[Host]) -> Iterator[Finding]:

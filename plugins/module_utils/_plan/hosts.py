@@ -136,12 +136,9 @@ def choose_python(host: Host, hosts: Sequence[Host], base: str, offline: bool) -
     common = set.intersection(*each) if each else set()
     used = [version for version in PYTHONS if str(host.fact("python", "version")).startswith(f"{version}.")]
 
-    def preference(path: str) -> tuple[bool, int]:
-        """One that all hosts have, Ansible uses there, and packages surely exist for."""
-        order = [*used, *PYTHONS, known[path]]
-        return known[path] not in common, order.index(known[path])
-
-    if best := min(known, key=preference, default=None):
+    order = [*used, *PYTHONS, *known.values()]
+    # One that all hosts have, Ansible uses there, and packages surely exist for.
+    if best := min(known, key=lambda path: (known[path] not in common, order.index(known[path])), default=None):
         return best, known[best]
     return (made_python(base), MADE_PYTHON) if host.probe and not offline else (None, None)
 

@@ -12,33 +12,21 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
-from .._contract.command_line import rank_argv
+from .._contract.command_line import rank_argv, rank_environ
 from .._contract.decode import Ports
 from .._contract.document import digest_of, section
-from .._contract.findings import Finding, PlanError
+from .._contract.findings import Finding, PlanError, finding
 from .._contract.findings_table import ERROR
-from .._contract.plan import Given, Here, Node, Plan, Trainer, Training
+from .._contract.lineage import Launched
+from .._contract.plan import Given, Here, Node, Plan, Training
 from .._contract.politeness import GUEST
 from .._contract.settings import Asked, resolve
-from .._contract.settings_table import RunSettings
-from .._contract.training import Launched
 from .._contract.validate import HIGHEST_PORT, LOWEST_PORT
-from . import (
-    budget,
-    command,
-    data_set,
-    host_checks,
-    model_memory,
-    settings_checks,
-    shares,
-    stages,
-    trainings,
-)
+from . import budget, command, data_set, host_checks, model_memory, settings_checks, shares, stages, trainings
 from .decided import Decided, decide, decide_matmul, decide_restarts
 from .hosts import Endpoint, EndpointChooser, Host, choose_python, home_expanded, ranks
 from .step_model import with_precision
 
-FORMAT = 1
 OLDEST_PYTHON = "3.10"  # that PyTorch runs on; hosts list none that is older
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
 EPHEMERAL = {"low": 32768, "high": 60999}
@@ -66,9 +54,11 @@ def questions(hosts: Sequence[Given]) -> dict[str, dict[str, object]]:
     """
     asked = read(hosts)
     run, each = asked.run, asked.hosts
-    known = [Host(host["name"], each[host["name"]], {}) for host in hosts]
+    order = ranks([Host(host["name"], each[host["name"]], {}) for host in hosts])[0]
+    having = run.data_host or min(each, key=lambda name: order.get(name, len(each)))
+    folders = [*run.data_paths] if run.data_source in data_set.ON_A_HOST else []
     addresses = {host["name"]: each[host["name"]].address or host.get("reach") for host in hosts}
-    ports = [run.port, *(command.keeper_ports(run, len(known)) if decide_restarts(asked) else [])]
+    ports = [run.port, *(command.keeper_ports(run, len(each)) if decide_restarts(asked) else [])]
     return {
         name: {
             "base_dir": own.base_dir,
@@ -77,7 +67,7 @@ def questions(hosts: Sequence[Given]) -> dict[str, dict[str, object]]:
             "venv_dir": own.venv_dir,
             "python": own.python,
             "ports": ports,
-            "folders": data_set.folders_of(run, known, name),
+            "folders": folders if name == having else [],
             "peers": [address for other, address in addresses.items() if address and other != name],
         }
         for name, own in each.items()
@@ -118,7 +108,7 @@ def make_plan(
     asked, choice, late = budget.fit_model(asked, known, since, now, began)
     run, decided = asked.run, decide(asked, known, matmul, tried)
     wrong = [*late, *settings_checks.problems(decided), *of_ranks, *decided.problems]
-    problems = [settings_checks.refused(problem) for problem in wrong]
+    problems = [finding("setting-refused", "", problem.rstrip(".")) for problem in wrong]
     chooser = EndpointChooser(known)
     plan = document(decided, chooser.endpoints(), here)
     findings = [
@@ -152,8 +142,10 @@ def document(decided: Decided, endpoints: Mapping[str, Endpoint], here: Here) ->
     """The plan from settings and decisions."""
     run, hosts = decided.run, decided.hosts
     master = hosts[0]
+    compiler = ["zig"] if run.kernels == "zig" else []
+    tracker = [run.tracker] if run.tracker in ("mlflow", "wandb") else []
     plan: Plan = {
-        "format": FORMAT,
+        "format": 1,
         "run": decided.name,
         "world": len(hosts),
         "master": {"host": master.name, "address": endpoints[master.name].address, "port": run.port},
@@ -163,7 +155,14 @@ def document(decided: Decided, endpoints: Mapping[str, Endpoint], here: Here) ->
         "model": decided.model,
         "training": training_of(decided),
         "data": data_set.document(run, hosts, here),
-        "trainer": trainer_of(run),
+        "trainer": {
+            "script": stages.SCRIPTS[run.stage],
+            "torch": run.torch.partition("+")[0],
+            "index": "default" if run.torch.endswith("+cuda") else "auto",
+            "python": OLDEST_PYTHON,
+            "packages": ["trainer", *compiler, *tracker],
+            "offline": run.trainer_offline,
+        },
         "nodes": [],
     }
     if section_of_stage := stages.document(run, here):
@@ -227,21 +226,8 @@ def training_of(decided: Decided) -> Training:
     return training
 
 
-def trainer_of(run: RunSettings) -> Trainer:
-    compiler = ["zig"] if run.kernels == "zig" else []
-    tracker = [run.tracker] if run.tracker in ("mlflow", "wandb") else []
-    return {
-        "script": stages.SCRIPTS[run.stage],
-        "torch": run.torch.partition("+")[0],
-        "index": "default" if run.torch.endswith("+cuda") else "auto",
-        "python": OLDEST_PYTHON,
-        "packages": ["trainer", *compiler, *tracker],
-        "offline": run.trainer_offline,
-    }
-
-
 def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan: Plan) -> Node:
-    """One host's share of the run."""
+    """One host's share of the run; the plan has the nodes before it."""
     run, hosts, host = decided.run, decided.hosts, decided.hosts[rank]
     base = host.fact("base_dir") or home_expanded(host.settings.base_dir, host)
     own = endpoints[host.name]
@@ -283,7 +269,16 @@ def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan
         node["guest"] = {"hours": limits.hours, "battery_limit": limits.battery_limit, "away_if": limits.away_if}
     node["env"] = command.env(decided, node, host)
     node["argv"] = rank_argv(plan, node)
-    command.add_session(plan, run, node)
+    before = sum(other["address"] == own.address for other in plan["nodes"])
+    port = command.keeper_ports(run, before + 1)[before]
+    node["owner_ports"] = [run.port, port]
+    if run.restarts:
+        node["keeper_port"] = port
+        # Any host may become the master; nodes of one machine share the rendezvous port, which the first of them tests.
+        node["open_ports"] = [*([] if before else [run.port]), port]
+        node["session_argv"] = [node["argv"][0], "-B", os.path.join(run_dir, ".keeper", "keeper.py")]
+    else:
+        node["env"] = dict(sorted({**node["env"], **rank_environ(plan, node)}.items()))
     return node
 
 

@@ -10,7 +10,6 @@ import re
 from typing import Iterator, Sequence
 
 from .._contract import politeness
-from .._contract.findings import Finding, finding
 from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, RunSettings, find
 from .._kit import env_file
 from .._kit.words import named, plural
@@ -30,24 +29,18 @@ PLAN_ENV = (
 GUEST_LIMITS = ("hours", "battery_limit", "away_if")
 
 
-def refused(problem: str) -> Finding:
-    """A problem of the settings, as a finding that names no host."""
-    return finding("setting-refused", "", problem.rstrip("."))
-
-
 def problems(decided: Decided) -> Iterator[str]:
     """All conflicts in the settings."""
     run, hosts, shape = decided.asked, decided.hosts, decided.shape
-    yield from model_problems(run, shape)
+    yield from model_problems(run, shape, hosts)
     yield from schedule_problems(run, decided)
-    yield from keeper_problems(run, hosts, decided)
     yield from guest_problems(hosts, decided)
     yield from data_problems(run)
-    yield from compute_problems(run, shape, hosts)
     yield from extra_problems(run, decided)
 
 
-def model_problems(run: RunSettings, shape: ModelConfig) -> Iterator[str]:
+def model_problems(run: RunSettings, shape: ModelConfig, hosts: Sequence[Host]) -> Iterator[str]:
+    """Sizes that no model can have, a ddp_sync that this one cannot, and a ddp_matmul that these CPUs cannot."""
     if shape.head_dim % 2:
         yield f"ddp_head_dim is {shape.head_dim}; it must be even, because rotary embeddings rotate pairs: use {shape.head_dim + 1}."
     if shape.n_embd < SMEAR_CHANNELS:
@@ -55,10 +48,18 @@ def model_problems(run: RunSettings, shape: ModelConfig) -> Iterator[str]:
             f"ddp_depth {run.depth} x ddp_aspect_ratio {run.aspect_ratio} with ddp_head_dim {shape.head_dim} makes a model "
             f"{shape.n_embd} wide; it must be at least {SMEAR_CHANNELS}: use ddp_aspect_ratio 64."
         )
+    if run.sync != AUTO and not fits(run.sync, shape.n_embd):
+        yield f"ddp_sync is {run.sync}, but a model {shape.n_embd} wide cannot be divided into blocks of {LEAST_BLOCK}; use exact or bf16."
+    slow = [host.name for host in hosts if host.probe and not host.fact("cpu", "native_bf16")]
+    if run.matmul == "bf16" and slow:
+        yield (
+            f"ddp_matmul is bf16, but the CPU of {' and '.join(slow)} has no instructions for it and would be many times slower; "
+            "use fp32."
+        )
 
 
 def schedule_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
-    """Numbers of steps that are zero or leave an evaluation out, and ports of the job that are equal."""
+    """Numbers of steps that are zero or leave an evaluation out, equal ports, and missing settings for automatic restarts."""
     every = {"ddp_eval_every": run.eval_every, "ddp_sample_every": run.sample_every, "ddp_save_every": run.save_every}
     for name, value in {**every, "ddp_keep_checkpoints": run.keep_checkpoints}.items():
         if value == 0:
@@ -73,13 +74,9 @@ def schedule_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
     for name, other in itertools.combinations(used, 2):
         if used[name] == used[other]:
             yield f"{other} and {name} are both {used[name]}; they must differ."
-
-
-def keeper_problems(run: RunSettings, hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
-    """Missing settings for automatic restarts."""
-    restarts, min_hosts = decided.run.restarts, decided.run.min_hosts or 0
-    if min_hosts > len(hosts):
-        yield f"ddp_min_hosts is {min_hosts}, but this job has {len(hosts)} hosts; 0 means all of them."
+    restarts, min_hosts, world = decided.run.restarts, decided.run.min_hosts or 0, len(decided.hosts)
+    if min_hosts > world:
+        yield f"ddp_min_hosts is {min_hosts}, but this job has {world} hosts; 0 means all of them."
     for name, value in {"ddp_min_hosts": min_hosts, "ddp_survive_reboot": decided.run.survive_reboot}.items():
         if value and not restarts:
             yield f"{name} is set, but ddp_restarts is 0, so no host could rejoin; set ddp_restarts, for example to 3."
@@ -113,18 +110,6 @@ def data_problems(run: RunSettings) -> Iterator[str]:
             yield f"ddp_data_paths holds {path!r}; it must be an absolute path on {where}, or start with ~."
     if run.data_source == "url" and run.data_shards > LAST_SHARD + 1:
         yield f"ddp_data_shards is {run.data_shards}, but the collection has {LAST_SHARD + 1}; use that or fewer."
-
-
-def compute_problems(run: RunSettings, shape: ModelConfig, hosts: Sequence[Host]) -> Iterator[str]:
-    """A ddp_sync that this model cannot have, and a ddp_matmul that these CPUs cannot."""
-    if run.sync != AUTO and not fits(run.sync, shape.n_embd):
-        yield f"ddp_sync is {run.sync}, but a model {shape.n_embd} wide cannot be divided into blocks of {LEAST_BLOCK}; use exact or bf16."
-    slow = [host.name for host in hosts if host.probe and not host.fact("cpu", "native_bf16")]
-    if run.matmul == "bf16" and slow:
-        yield (
-            f"ddp_matmul is bf16, but the CPU of {' and '.join(slow)} has no instructions for it and would be many times slower; "
-            "use fp32."
-        )
 
 
 def extra_problems(run: RunSettings, decided: Decided) -> Iterator[str]:

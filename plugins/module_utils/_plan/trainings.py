@@ -17,7 +17,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 from .._contract import lineage
 from .._contract.document import items, section, value_at
 from .._contract.findings import Finding, finding
-from .._contract.training import Launched, training_of
+from .._contract.lineage import Launched, training_of
 from .hosts import Host
 
 UNKNOWN = ""  # the id of output from an older version or another program

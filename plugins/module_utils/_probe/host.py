@@ -11,7 +11,7 @@ import re
 import sys
 from typing import Sequence, cast
 
-from .._contract.probe import Measured, Probe, Python, PythonFacts, VenvFacts
+from .._contract.probe import Measured, Probe, Python, PythonFacts
 from .._contract.run_folder import MEASURED, PYTHON_FOLDER, PYTHON_IN_FOLDER, venv_kind
 from .._kit import bare
 from .._kit.files import read_object
@@ -43,8 +43,9 @@ def host_info(
     base = expand(base_dir)
     interfaces = nics()
     names, routes = names_and_routes(peers, interfaces)
-    rights = sudo()
-    prefix = {"root": [], "passwordless": ["sudo", "-n"]}.get(rights)
+    rights = "root" if os.geteuid() == 0 else "none"
+    if rights == "none" and bare.tool(["sudo", "-n", "true"])[0] == 0:
+        rights = "passwordless"
     probe: Probe = {
         "host": host(),
         "python": pythons(expand(python) if python else None, base, expand(venv_dir or os.path.join(base, "venv"))),
@@ -57,7 +58,7 @@ def host_info(
         "sudo": rights,
         "tmux": {"path": bare.find("tmux")},
         "trainer": os.path.exists(os.path.join(base, "trainer", TEST_PROGRAM)),
-        "ports": port_holders(ports, prefix),
+        "ports": port_holders(ports, ["sudo", "-n"] if rights == "passwordless" else []),
         "processes": trainer_processes(),
         "limits": limits(),
         "logout": logind(user_name(os.getuid()))._asdict(),
@@ -116,26 +117,16 @@ def pythons(wanted: str | None, base: str, venv: str) -> PythonFacts:
         version = re.match(r"\s*(3\.\d\d+\.\d+)", out)
         if version:
             candidates.append({"executable": path, "version": version.group(1)})
+    installed = glob.glob(os.path.join(venv, "lib", "python3*", "site-packages", "torch-*.dist-info"))
+    match = re.search(r"torch-(.+)\.dist-info$", installed[0]) if installed else None
     return {
         "version": "%d.%d.%d" % sys.version_info[:3],
         "candidates": candidates,
         "library": os.path.dirname(os.path.abspath(os.__file__)),
-        "venv": venv_facts(venv),
+        "venv": {
+            "exists": os.path.exists(os.path.join(venv, "bin", "python")),
+            "kind": venv_kind(venv),
+            "torch": match.group(1) if match else None,
+            "disk": disk(venv, owned=False),
+        },
     }
-
-
-def venv_facts(path: str) -> VenvFacts:
-    installed = glob.glob(os.path.join(path, "lib", "python3*", "site-packages", "torch-*.dist-info"))
-    match = re.search(r"torch-(.+)\.dist-info$", installed[0]) if installed else None
-    return {
-        "exists": os.path.exists(os.path.join(path, "bin", "python")),
-        "kind": venv_kind(path),
-        "torch": match.group(1) if match else None,
-        "disk": disk(path, owned=False),
-    }
-
-
-def sudo() -> str:
-    if os.geteuid() == 0:
-        return "root"
-    return "passwordless" if bare.tool(["sudo", "-n", "true"])[0] == 0 else "none"

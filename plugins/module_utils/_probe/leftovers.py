@@ -12,9 +12,9 @@ from typing import Sequence, cast
 
 from .._contract import lineage, politeness
 from .._contract.document import Document, items, number, section, text
+from .._contract.lineage import training_of
 from .._contract.probe import DataSet, PastRun, PastSession, PastShare, PortHolder, TrainingProcess
 from .._contract.run_folder import TRAINING_FILE, checkpoint_steps
-from .._contract.training import training_of
 from .._kit import bare, processes
 from .._kit.files import read_object
 from .._rules.stages import STAGES
@@ -35,12 +35,16 @@ def trainer_processes() -> list[TrainingProcess]:
     ]  # fmt: skip
 
 
-def port_holders(ports: Sequence[int], prefix: list[str] | None = None) -> list[PortHolder]:
+def port_holders(ports: Sequence[int], prefix: Sequence[str] = ()) -> list[PortHolder]:
     """Processes listening on the given ports, each once. Only root (by this prefix of a command) can see those of other users, but
     anybody their user."""
     found: dict[tuple[int, int | None], PortHolder] = {}
     for holder in processes.port_holders(ports):
-        one = holder.process or _seen_by_root(holder.port, prefix)
+        one = holder.process
+        if one is None and prefix:
+            out = bare.tool([*prefix, "ss", "-Hltnp", "sport", "=", f":{holder.port}"])[1]
+            match = re.search(r"\bpid=(\d+)", out)
+            one = processes.process(int(match.group(1))) if match else None
         seen = (one.pid, one.command[:300], one.marker, one.run) if one else (None, None, None, None)
         pid, command, session, run = seen
         user = processes.user_name(holder.uid)
@@ -48,13 +52,6 @@ def port_holders(ports: Sequence[int], prefix: list[str] | None = None) -> list[
             "port": holder.port, "pid": pid, "user": user, "command": command, "session": session, "run": run,
         }  # fmt: skip
     return list(found.values())
-
-
-def _seen_by_root(port: int, prefix: list[str] | None) -> processes.Process | None:
-    """The process that holds a port, as far as root can tell."""
-    out = bare.tool([*prefix, "ss", "-Hltnp", "sport", "=", f":{port}"])[1] if prefix else ""
-    match = re.search(r"\bpid=(\d+)", out)
-    return processes.process(int(match.group(1))) if match else None
 
 
 # Earlier runs

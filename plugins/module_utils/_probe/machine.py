@@ -70,13 +70,11 @@ def cpus(allowed: set[int], root: str = "/sys") -> list[Cpu]:
     usable = set(allowed) & set(listed(online)) if online else set(allowed)
     usable = (usable - set(listed(read(os.path.join(base, "isolated"))))) or usable
     small = small_ones(usable, root)
-    return [Cpu(one, core_of(os.path.join(base, f"cpu{one}"), one), one in small) for one in sorted(usable)]
-
-
-def core_of(folder: str, number: int) -> tuple[str, str]:
-    core = read(os.path.join(folder, "topology/core_id"))
-    package = read(os.path.join(folder, "topology/physical_package_id"))
-    return (package, core) if core else ("", f"cpu{number}")
+    found = []
+    for one in sorted(usable):
+        parts = [read(os.path.join(base, f"cpu{one}/topology", name)) for name in ("physical_package_id", "core_id")]
+        found.append(Cpu(one, (parts[0], parts[1]) if parts[1] else ("", f"cpu{one}"), one in small))
+    return found
 
 
 def small_ones(usable: set[int], root: str) -> set[int]:

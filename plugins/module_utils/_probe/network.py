@@ -9,6 +9,7 @@ Reads /sys and /proc, and asks the kernel.
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import glob
 import ipaddress
@@ -54,18 +55,14 @@ def kind_of(name: str, root: str = NET) -> str:
     if "DEVTYPE=wireguard" in event or os.path.exists(os.path.join(base, "tun_flags")) or device_type == TYPE_NONE:
         return "overlay"
     if os.path.isdir(os.path.join(base, "bridge")):
-        return _kind_of_bridge(base, root)
+        # Many home servers reach their LAN through a bridge over a real NIC; one over containers leads nowhere else.
+        members = map(os.path.basename, glob.glob(os.path.join(glob.escape(base), "brif", "*")))
+        return "wired" if any(kind_of(member, root) == "wired" for member in members) else "bridge"
     if os.path.exists(os.path.join(base, "device")) or "DEVTYPE=bond" in event or "DEVTYPE=vlan" in event:
         return "wired"
     if OVERLAY_NAME.match(name):
         return "overlay"
     return "bridge" if BRIDGE_NAME.match(name) else "virtual"
-
-
-def _kind_of_bridge(base: str, root: str) -> str:
-    """Many home servers reach their LAN through a bridge over a real NIC; one over containers leads nowhere else."""
-    members = map(os.path.basename, glob.glob(os.path.join(glob.escape(base), "brif", "*")))
-    return "wired" if any(kind_of(member, root) == "wired" for member in members) else "bridge"
 
 
 def is_up(name: str, root: str = NET) -> bool:
@@ -175,21 +172,14 @@ def is_address(text: str) -> bool:
 
 
 def route(peer: str, address: str, interfaces: Sequence[Nic]) -> Route:
-    """The source address of packets to an address, and the interface that has it; sends nothing."""
-    source = source_towards(address)
+    """The source address that the kernel would use for packets to an address, and the interface that has it."""
+    source: str | None = None
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect((address, 9))  # which sends nothing
+        source = str(sock.getsockname()[0]).split("%", 1)[0]
     owners = [nic["name"] for nic in interfaces if source in [cidr.split("/")[0] for cidr in nic["ipv4"] + nic["ipv6"]]]
     return {"peer": peer, "nic": owners[0] if owners else None, "source": source}
-
-
-def source_towards(address: str) -> str | None:
-    """The source address that the kernel would use; connecting a datagram socket sends nothing."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((address, 9))
-            return str(sock.getsockname()[0]).split("%", 1)[0]
-    except OSError:
-        return None
 
 
 def names_and_routes(peers: Sequence[str], interfaces: Sequence[Nic]) -> tuple[Names, list[Route]]:

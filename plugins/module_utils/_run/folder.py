@@ -15,6 +15,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional
 
 from .._contract import document, lineage
 from .._contract.document import Document
+from .._contract.lineage import Launched, training_of
 from .._contract.run_folder import (
     APART,
     CHECKPOINTS,
@@ -29,7 +30,6 @@ from .._contract.run_folder import (
     checkpoint_steps,
     generations,
 )
-from .._contract.training import Launched, training_of
 from .._kit.files import read_object, write_json, write_json_when_full, write_whole
 from .._kit.ownership import exposure_of_run
 

@@ -12,8 +12,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, cast
 
 from .._contract.document import Document, section, text, whole
 from .._contract.keeper_states import FAILED, OVER, TRAINING
+from .._contract.lineage import TrainingIdentity, training_of
 from .._contract.run_folder import MEMBERS, TRAINING_FILE, checkpoint_steps
-from .._contract.training import TrainingIdentity, training_of
 from .._kit import processes
 from .._kit.files import read_object
 from .find import find_rank
