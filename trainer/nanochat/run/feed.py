@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nanochat.data.chat_loader import ChatLoader
+from nanochat.data.conversation import ChatLoader
 from nanochat.data.dataloader import Loader, Pair
 from nanochat.parallel.sync import Notice, Sync
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nanochat.data import dataset
-from nanochat.data.chat_loader import ChatLoader
+from nanochat.data.conversation import ChatLoader
 from nanochat.data.dataloader import BATCHES_AHEAD, Loader, Pair, why_not_exact
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError
