@@ -24,6 +24,7 @@ from torch import Tensor
 
 from nanochat.model import native, ops
 
+ENDINGS = {torch.float32: "fp32", torch.bfloat16: "bf16"}  # of kernels for either type
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}  # relative to a value plus the mean magnitude
 ROUNDS = 5
 TRIAL_ROWS = 64  # of logits
@@ -83,10 +84,6 @@ class KernelChoice(NamedTuple):
 _library: native.Library
 
 
-def _typed(name: str, dtype: torch.dtype) -> str:
-    return f"{name}_{'fp32' if dtype == torch.float32 else 'bf16'}"
-
-
 # -- the head
 
 
@@ -95,7 +92,7 @@ def exponentials(call: Call, t: Tensor, g: Tensor, columns: Tensor, sums: Tensor
     """For logits 15 t with exponentials e: the sums of e by row; g = e (1 - t^2); [e, t] at one column of each row."""
     if call:
         sizes = (t.size(1), at_target.stride(0))
-        call(_typed("exponentials", t.dtype), len(t), (t, g, columns, sums, at_target), sizes, (ops.SOFTCAP,))
+        call(f"exponentials_{ENDINGS[t.dtype]}", len(t), (t, g, columns, sums, at_target), sizes, (ops.SOFTCAP,))
         return
     e = torch.mul(t, ops.SOFTCAP, out=g).exp_()
     # A float32 sum of bf16 would first copy all of it. Sums of so few in bf16 add less error than that of the elements.
@@ -125,7 +122,7 @@ def norm(call: Call, x: Tensor, mix: Mix | None, y: Tensor, operand: Tensor, fac
     if call:
         start, u, a, b = mix or (None, None, 1.0, 0.0)
         narrow = None if operand is y else operand
-        call(_typed("norm", operand.dtype), len(x), (x, start, u, y, narrow, factor), factors=(a, b))
+        call(f"norm_{ENDINGS[operand.dtype]}", len(x), (x, start, u, y, narrow, factor), factors=(a, b))
         return
     if mix is not None:
         x = torch.mul(x, mix.a, out=mix.u).add_(mix.start, alpha=mix.b)
@@ -263,16 +260,6 @@ class AdamWTable(NamedTuple):
     current: Tensor | None = None
 
 
-def _make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[AdamWConstants]) -> None:
-    """Apply missed updates without a gradient to rows whose current steps, ascending, are `behind`, up to the last of steps."""
-    zero = torch.zeros_like(p)
-    first, last = int(behind[0]) + 1, steps[-1].step
-    missed = torch.arange(first, last + 1, dtype=torch.int32)
-    counts = torch.searchsorted(behind, missed).tolist()
-    for now, count in zip(steps[first - last - 1 :], counts, strict=True):
-        adamw_(p[:count], zero[:count], m[:count], v[:count], now)
-
-
 @partial(Kernel, exact=True)
 def adamw(
     call: Call, table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, steps: Sequence[AdamWConstants]
@@ -297,7 +284,11 @@ def adamw(
         rows, behind = rows[order], behind[order]
     p, m, v = (tensor.index_select(0, rows) for tensor in table[:3])
     if gradient is None:
-        _make_up(p, m, v, behind, steps)
+        # Their steps ascend, so those that lack a step are the first ones.
+        zero, missed = torch.zeros_like(p), torch.arange(int(behind[0]) + 1, last + 1, dtype=torch.int32)
+        counts = torch.searchsorted(behind, missed).tolist()
+        for now, count in zip(steps[-len(missed) :], counts, strict=True):
+            adamw_(p[:count], zero[:count], m[:count], v[:count], now)
     else:
         adamw_(p, gradient, m, v, steps[-1])
     for tensor, values in zip(table[:3], (p, m, v), strict=True):

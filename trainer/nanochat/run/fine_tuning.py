@@ -21,8 +21,7 @@ from nanochat.rules import schedule, stages
 from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import TrainingPlan
 from nanochat.run import checkpoint_manager, engine
-from nanochat.run.loss_eval import deal_out
-from nanochat.run.stage import Place, Reader, RunStage
+from nanochat.run.stage import Place, Reader, RunStage, deal_out
 
 SAMPLES, SAMPLE_TOKENS = 3, 48
 # Settings inherited from the base model by default.
@@ -58,7 +57,6 @@ class FineTuning(RunStage):
             # As nanochat's: the rates do not depend on the batch.
             lr_scale=self.settings.init_lr_frac,
             weight_decay=settings.weight_decay,
-            target_tokens=rows * length * steps,
             momentum=schedule.FINE_TUNING,
         )
 
