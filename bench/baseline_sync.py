@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanochat.model.gradients import GradientPart, is_table
+from nanochat.model.gradients import Bucket, GradientPart, is_table
 from nanochat.parallel.comm import Pending
-from nanochat.parallel.sync import Bucket, Sync
+from nanochat.parallel.sync import Sync
 from nanochat.rules.schedule import StepSchedule
 
 BUCKET_BYTES = 25 * 2**20
@@ -33,16 +33,12 @@ class WholeSync(Sync):
         self.pending: list[Pending] = []
         self.missing: list[set[GradientPart]] = []
 
-    @property
-    def on_ready(self) -> Any:
-        return self.fill
-
     def start_step(self, token_ids: Tensor) -> None:
         parts = self.training.step_gradients.parts
         self.pending = []
         self.missing = [{part for name in bucket.views for part in parts[name]} for bucket in self.buckets]
 
-    def fill(self, part: GradientPart, gradient: Tensor) -> None:
+    def on_ready(self, part: GradientPart, gradient: Tensor) -> None:
         """Copy a gradient to its bucket, and send the buckets that are full, in the same order on both ranks."""
         place = self.place[part.name][part.rows]
         if is_table(part.name):

@@ -174,7 +174,7 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
     from baseline_sync import WholeSync
 
     from nanochat.kit.common import read_ranks
-    from nanochat.kit.pacing import start_pacing
+    from nanochat.kit.connections import start_pacing
     from nanochat.model import numerics
     from nanochat.model.fused import TrainingPass
     from nanochat.model.gpt import GPT

@@ -21,7 +21,7 @@ role, enough, connections, paced = sys.argv[1], float(sys.argv[2]), int(sys.argv
 where, got = ("10.9.0.1", 29777), []
 if paced:
     sys.path.insert(0, {str(ROOT / "trainer")!r})
-    from nanochat.kit.pacing import start_pacing
+    from nanochat.kit.connections import start_pacing
     start_pacing()
 def call():
     while True:

@@ -28,7 +28,7 @@ from nanochat.kit import common
 from nanochat.kit.common import Ranks, UserError
 from nanochat.kit.settings import Settings, parse, rank_shares
 from nanochat.parallel import comm
-from nanochat.record.metrics import Metrics
+from nanochat.record.journal import Metrics
 from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import StepSchedule
 from nanochat.run import checkpoint_manager as checkpoints

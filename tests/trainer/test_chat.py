@@ -55,28 +55,28 @@ def test_only_the_assistants_part_is_learnt(tokens: Tokenizer) -> None:
         '[{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]', '[{"role": "system", "content": "x"}]', "{",
     ],
 )  # fmt: skip
-def test_a_broken_line_is_named_with_its_file(tmp_path: Path, line: str) -> None:
+def test_a_broken_line_is_named_with_its_file(tokens: Tokenizer, tmp_path: Path, line: str) -> None:
     path = tmp_path / "talks.jsonl"
     path.write_text(json.dumps(ASKED) + "\n\n" + line + "\n")
     with pytest.raises(DataError) as caught:
-        conversation.offsets(path)
+        conversation.Talks(path, tokens)
     why = "it is not JSON" if line == "{" else "it must be a list of"
     assert f"{path}, line 3: {why}" in str(caught.value)
 
 
-def test_files_without_conversations(tmp_path: Path) -> None:
+def test_files_without_conversations(tokens: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "talks.jsonl"
     with pytest.raises(DataError, match="cannot read the conversations"):
-        conversation.offsets(path)
+        conversation.Talks(path, tokens)
     path.write_text("\n" * 3)
     with pytest.raises(DataError, match="has no conversations"):
-        conversation.offsets(path)
+        conversation.Talks(path, tokens)
     path.write_text("x\n" * 9)
     with pytest.raises(DataError, match="and 4 more broken lines"):
-        conversation.offsets(path)
+        conversation.Talks(path, tokens)
     path.write_text(json.dumps(ASKED) + "\n\n" + json.dumps(ASKED[:2] * 2))
-    found = conversation.offsets(path)
-    assert [conversation.read_at(path, at) for at in found] == [ASKED, ASKED * 2]
+    talks = conversation.Talks(path, tokens)
+    assert [talks.messages(number) for number in range(len(talks))] == [ASKED, ASKED * 2]
 
 
 def test_a_base_model_continues_the_text(base: Path, capsys: pytest.CaptureFixture[str], tokens: Tokenizer) -> None:

@@ -17,8 +17,8 @@ import reference
 import torch
 from trainings import DATA, FLAGS, Job
 
-from nanochat.data import conversation, tokenizer
-from nanochat.data.chat_loader import ChatLoader, PackedRows, Talks, epoch_batches, pack
+from nanochat.data import tokenizer
+from nanochat.data.conversation import ChatLoader, PackedRows, Talks, epoch_batches, pack, render
 from nanochat.data.dataloader import Cursor
 from nanochat.kit.common import DataError
 from nanochat.kit.settings import ChatSettings, Settings
@@ -47,7 +47,7 @@ def test_a_step_is_packed_of_whole_conversations_and_resumed_by_its_position(tal
 def test_each_conversation_comes_once_in_an_epoch_and_only_answers_are_targets(talks: Talks) -> None:
     wanted: list[int] = []
     for number in range(len(talks)):
-        ids, said = conversation.render(talks.tokenizer, talks.messages(number))
+        ids, said = render(talks.tokenizer, talks.messages(number))
         wanted += [token for token, learn in zip(ids, said, strict=True) if learn]
     found: list[int] = []
     batches = list(epoch_batches(talks, 2, 256))

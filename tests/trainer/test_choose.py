@@ -21,7 +21,7 @@ from nanochat.kit.common import BadCheckpoint, Ranks, UserError
 from nanochat.parallel.comm import Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import resume
-from nanochat.run.lineage import BASE, wanted
+from nanochat.run.resume import BASE, named_training
 
 T = TypeVar("T")
 META = {"step": 1, "model_config": {"n_layer": 3}}
@@ -213,7 +213,7 @@ def test_a_step_of_another_training_is_set_aside_before_its_number_is_received(h
     hosts.save(8, 1, training=OLD)
     assert hosts.obtain(NEW) == [0, 0]
     assert checkpoints.whole_steps(hosts.folders[1]) == [6]
-    assert checkpoints.training_of(hosts.folders[1], 6) == NEW
+    assert resume.training_of(hosts.folders[1], 6) == NEW
     assert checkpoints.whole_steps(hosts.folders[1] / "earlier-1") == [6, 8]
 
 
@@ -263,9 +263,9 @@ def test_upstreams_checkpoint_is_sent_with_all_its_ranks_files(hosts: Hosts) -> 
 
 
 def test_the_training_comes_from_the_run_folder(tmp_path: Path) -> None:
-    assert wanted(tmp_path) == ""
+    assert named_training(tmp_path) == ""
     (tmp_path / "training.json").write_text(json.dumps({"id": OLD, "base": NEW}))
-    assert (wanted(tmp_path), wanted(tmp_path, BASE)) == (OLD, NEW)
+    assert (named_training(tmp_path), named_training(tmp_path, BASE)) == (OLD, NEW)
     for torn in ("{", "[]", '{"id": 5}', '{"id": "../x"}'):
         (tmp_path / "training.json").write_text(torn)
-        assert wanted(tmp_path) == ""
+        assert named_training(tmp_path) == ""

@@ -20,7 +20,7 @@ from nanochat.kit.settings import parse_chat
 from nanochat.parallel.comm import Comm
 from nanochat.run import loop as training
 from nanochat.run.fine_tuning import FineTuning
-from nanochat.run.loss_eval import bits_per_byte, deal_out, eval_steps, nats_and_bytes
+from nanochat.run.stage import bits_per_byte, deal_out, nats_and_bytes
 from nanochat.run.state import Run
 
 HERE = "test_loss_eval"
@@ -39,11 +39,6 @@ def test_bits_per_byte_leaves_out_special_tokens_and_gaps() -> None:
     found = bits_per_byte(nats_and_bytes(even, [(targets, targets)] * 3, sizes))
     assert found == pytest.approx(9 * counted / size)
     assert bits_per_byte(nats_and_bytes(even, [], sizes)) == math.inf
-
-
-def test_an_evaluation_has_at_least_one_batch() -> None:
-    assert eval_steps(80 * 524288, 32, 2048) == 640
-    assert eval_steps(100, 32, 2048) == 1
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])

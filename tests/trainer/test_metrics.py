@@ -17,7 +17,7 @@ from ranks import wait_until
 
 from nanochat.kit.common import memory_bytes
 from nanochat.record.heartbeat import Heartbeat, answer_request
-from nanochat.record.metrics import Metrics
+from nanochat.record.journal import Metrics
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def test_field_19_a_request_is_answered_with_the_stack_of_a_waiting_thread(tmp_p
     try:
         waiting.wait()
         (tmp_path / "dump-request-rank3").touch()
-        assert answer_request(tmp_path, 3)
+        answer_request(tmp_path, 3)
         answer = json.loads((tmp_path / "dump-rank3.json").read_text())
     finally:
         release.set()

@@ -111,10 +111,3 @@ def test_cache_gives_what_the_whole_sequence_gives(first: int, changes: dict) ->
     for start in range(first, ids.size(1), 23):
         pieces.append(model(ids[:, start : start + 23], cache=cache))
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=2e-5)
-
-
-def test_a_full_cache_says_so() -> None:
-    model = model_of()
-    cache = KVCache(model, 2, 8)
-    with pytest.raises(ValueError, match="holds 8 tokens, but 9"):
-        model(tokens(model)[0][:, :9], cache=cache)

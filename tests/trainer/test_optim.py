@@ -26,7 +26,7 @@ def test_rows_left_alone_end_with_the_bits_of_a_dense_optimizer(columns: int) ->
         lazy.advance(touched, history, step - 1)
         lazy.advance(lazy.rows_in_turn(step - 1), history, step - 1)
         history[step] = 1 / step
-        lazy.update(touched, gradient, history[step], step)
+        lazy.update_rows(touched, gradient, history[step], step)
         dense.update(torch.zeros_like(start).index_copy_(0, touched, gradient), history[step], step)
         assert torch.equal(lazy.parameter[touched], dense.parameter[touched])
     lazy.advance(torch.arange(200), history, step)

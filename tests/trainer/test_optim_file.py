@@ -62,7 +62,7 @@ def test_field_40_their_optimizer_resumes_from_our_file(tmp_path: Path) -> None:
     model, optimizer = trained()
     other = baseline_of(model)
     their = theirs(other)
-    their.load_state_dict(through_disk(OptimizerLayout.of(optimizer).file(optimizer.state_dict()), tmp_path))
+    their.load_state_dict(through_disk(OptimizerLayout(optimizer).file(optimizer.state_dict()), tmp_path))
     assert their.state[other.lm_head.weight]["step"] == 5
     for number in range(5, 8):
         their_step(other, their, number)
@@ -79,7 +79,7 @@ def test_field_40_our_optimizer_resumes_from_their_file(tmp_path: Path) -> None:
         their_step(other, their, number)
     model.load_state_dict(other.state_dict())
     optimizer = Optimizer(model, RATES)
-    optimizer.load_state_dict(OptimizerLayout.of(optimizer).state({0: through_disk(their.state_dict(), tmp_path)}))
+    optimizer.load_state_dict(OptimizerLayout(optimizer).state({0: through_disk(their.state_dict(), tmp_path)}))
     assert optimizer.steps == 5
     for number in range(5, 8):
         their_step(other, their, number)
@@ -113,7 +113,7 @@ def as_theirs(file: dict[str, Any], world: int) -> dict[int, dict[str, Any]]:
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_the_files_of_several_ranks_of_theirs_are_read_together(world: int, tmp_path: Path) -> None:
     dummy, optimizer = trained()
-    state, layout = {**optimizer.state_dict(), "share": ["a"]}, OptimizerLayout.of(optimizer)
+    state, layout = {**optimizer.state_dict(), "share": ["a"]}, OptimizerLayout(optimizer)
     file = through_disk(layout.file(state), tmp_path)
     read = layout.state({3: file})
     assert (read["steps"], read["share"]) == (5, ["a"])
@@ -130,7 +130,7 @@ def test_the_files_of_several_ranks_of_theirs_are_read_together(world: int, tmp_
 
 def test_the_state_of_another_model_is_refused_with_a_reason(tmp_path: Path) -> None:
     dummy, optimizer = trained()
-    layout, state = OptimizerLayout.of(optimizer), optimizer.state_dict()
+    layout, state = OptimizerLayout(optimizer), optimizer.state_dict()
     file = layout.file(state)
     with pytest.raises(Unusable, match="is not a torch optimizer state"):
         layout.state({0: {}})
@@ -140,4 +140,4 @@ def test_the_state_of_another_model_is_refused_with_a_reason(tmp_path: Path) -> 
         layout.state({0: {"state": {0: {}}, "param_groups": [{"params": list(range(10))}]}})
     wider = model_of(n_embd=64)
     with pytest.raises(Unusable, match="this model's shapes"):
-        OptimizerLayout.of(Optimizer(wider, RATES)).state({0: file})
+        OptimizerLayout(Optimizer(wider, RATES)).state({0: file})

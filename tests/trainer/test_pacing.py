@@ -10,8 +10,8 @@ import socket
 
 import pytest
 
-from nanochat.kit import pacing
-from nanochat.kit.pacing import LEAST_SHARE, SO_MAX_PACING_RATE, ConnectionState, Pace, Pacer, next_pace
+from nanochat.kit import connections
+from nanochat.kit.connections import LEAST_SHARE, SO_MAX_PACING_RATE, ConnectionState, Pace, Pacer, next_pace
 
 LINK = 125_000.0  # bytes per second
 FULL = 2.0  # seconds of its queue when it is full
@@ -29,7 +29,7 @@ def share_link(count: int, others: float = 0.0, seconds: int = 120) -> list[tupl
         queue = min(FULL, max(0.0, queue + sent / LINK - 1))
         full = queue > 0 or sent > LINK
         delivered = [LINK * one / sent if full else one for one in wanted]
-        queueing = count if queue > pacing.LONG_SECONDS else 1
+        queueing = count if queue > connections.LONG_SECONDS else 1
         looks = [ConnectionState(SHORTEST + queue, SHORTEST, second, one) for one in delivered]
         paces = [next_pace(pace, seen, queueing) for pace, seen in zip(paces, looks, strict=True)]
         course.append((queue, sum(delivered)))
@@ -59,10 +59,10 @@ def test_the_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         there = server.accept()[0]
         client.sendall(b"x" * 1000)
         assert there.recv(1000)
-        seen = pacing.seen_of(client)
+        seen = connections.seen_of(client)
         assert 0 < seen.shortest <= seen.round_trip + 0.01 < 5 and seen.acked >= 1000 and seen.delivered > 0
         acked = itertools.count()
-        monkeypatch.setattr(pacing, "seen_of", lambda dummy: ConnectionState(2.1, 0.1, next(acked), LINK))
+        monkeypatch.setattr(connections, "seen_of", lambda dummy: ConnectionState(2.1, 0.1, next(acked), LINK))
         listening = server.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE)
         pacer = Pacer()
         pacer.look()
@@ -71,9 +71,9 @@ def test_the_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         assert client.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == LEAST_SHARE * LINK
         assert server.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == listening
         # Without a queue it speeds up again until it has no limit.
-        monkeypatch.setattr(pacing, "seen_of", lambda dummy: ConnectionState(0.1, 0.1, next(acked), LINK))
+        monkeypatch.setattr(connections, "seen_of", lambda dummy: ConnectionState(0.1, 0.1, next(acked), LINK))
         for ends, pace in pacer.paces.items():
             pacer.paces[ends] = pace._replace(rate=1.7e308)
         pacer.look()
-        assert client.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == pacing.MOST
+        assert client.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == connections.MOST
         there.close()

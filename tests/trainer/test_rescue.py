@@ -26,8 +26,7 @@ from trainings import STEPS, Job
 
 from nanochat.kit import common
 from nanochat.kit.common import Ranks
-from nanochat.kit.connections import connections
-from nanochat.kit.pacing import SO_MAX_PACING_RATE
+from nanochat.kit.connections import SO_MAX_PACING_RATE, connections
 from nanochat.kit.settings import parse_chat
 from nanochat.model import numerics
 from nanochat.parallel.comm import Comm

@@ -20,9 +20,9 @@ from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.sync import Notice
 from nanochat.rules.schedule import StepSchedule
-from nanochat.run.feed import Feed
 from nanochat.run.loop import change_shares, train, train_step
 from nanochat.run.setup import start_event
+from nanochat.run.state import Feed
 
 HERE = "test_reshare"
 ROW_SECONDS = 0.03

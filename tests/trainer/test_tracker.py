@@ -16,7 +16,7 @@ from ranks import wait_until
 
 from nanochat.kit.common import UserError
 from nanochat.record import tracker as tracker_utils
-from nanochat.record.metrics import Metrics
+from nanochat.record.journal import Metrics
 from nanochat.record.tracker import Point, Tracker, open_tracker
 
 

@@ -137,7 +137,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_device(args.device_type)
     tokens = tokenizer.load(tokenizer_dir())
     source, folder = choose_folder(args.source, args.model_tag)
-    step = engine.newest_model(folder) if args.step is None else args.step
+    steps = [n for n in checkpoint_manager.steps_in(folder) if checkpoint_manager.has_model(folder, n, deep=False)]
+    if args.step is None and not steps:
+        raise UserError(f"there is no model in {folder}; train one with python -m scripts.base_train.")
+    step = steps[-1] if args.step is None else args.step
     model = engine.load_model(folder, step, tokens)
     settings = checkpoint_manager.load_meta(folder, step).get("user_config")
     was_fine_tuned = isinstance(settings, dict) and bool(settings.get("conversations"))

@@ -9,7 +9,7 @@
     loader.state()           # everything needed to resume bit-identically, for the rank's own file
     loader.close()
 
-All ranks of a training read the same rows, and each takes its share of them (feed.py). With rank r of world W, a loader reads the
+All ranks of a training read the same rows, and each takes its share of them (run/state.py). With rank r of world W, a loader reads the
 row groups r, r+W, ... of each file, as upstream's ranks do.
 A thread prepares the next batches while the model computes; position() and state() always refer to the last batch
 returned.
@@ -111,20 +111,16 @@ class Packer:
         self.threads = min(MOST_THREADS, os.cpu_count() or 1)
         self.waiting = WaitingDocuments()
         self.cursor = Cursor(0, 0, 1, 0)
-        self.slices = self._slices(START)
-
-    def resume_near(self, position: Mapping[str, int]) -> None:
-        """Resume like upstream: at the next row group, with nothing waiting."""
-        self.slices = self._slices(position)
+        self.slices = self.slices_after(START)
 
     def resume_exactly(self, cursor: Cursor, waiting: Sequence[Tokens]) -> None:
         """Resume as if nothing had been interrupted."""
         self.cursor = cursor
-        self.slices = itertools.chain(self._cut(cursor), self._slices(cursor.position()))
+        self.slices = itertools.chain(self._cut(cursor), self.slices_after(cursor.position()))
         for tokens in waiting:
             self.waiting.add(tokens)
 
-    def _slices(self, start: Mapping[str, int]) -> Iterator[tuple[list[str], Cursor]]:
+    def slices_after(self, start: Mapping[str, int]) -> Iterator[tuple[list[str], Cursor]]:
         """This rank's documents from just after the given position, a slice of at most 128 at a time, epoch after epoch, and the
         cursor after each."""
         first, epoch = start["pq_idx"], start["epoch"]
@@ -263,7 +259,8 @@ class Loader:
             _checked(cursor.position(), len(shards), folder)
             self.packer.resume_exactly(cursor, _unflatten(state))
         elif position is not None:
-            self.packer.resume_near(_checked(position, len(shards), folder))
+            # Like upstream: at the next row group, with nothing waiting.
+            self.packer.slices = self.packer.slices_after(_checked(position, len(shards), folder))
         self.last: LoadedBatch | None = None
         self.patience, self.interrupted = patience, interrupted
         self._orders: queue.SimpleQueue[Future[LoadedBatch] | None] = queue.SimpleQueue()

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from nanochat.kit.common import UserError, check_device, checkpoint_dir
-from nanochat.rules import model_size, stages, ways
+from nanochat.rules import stages, ways
+from nanochat.rules.model_size import SMEAR_CHANNELS, heads
 
 Kind = TypeVar("Kind", bound="Settings")
 
@@ -161,7 +162,7 @@ def parse(argv: Sequence[str]) -> Settings:
     return settings
 
 
-def parse_chat(argv: Sequence[str], inherited: Callable[[Path, int], Mapping[str, Any]]) -> ChatSettings:
+def parse_chat(argv: Sequence[str], inherited: Callable[[Path, int], Mapping[str, object]]) -> ChatSettings:
     """The settings of a fine-tuning; `inherited` are defaults from the base checkpoint."""
     parser = make_parser(ChatSettings)
     first = _parsed(ChatSettings, parser, argv)
@@ -253,8 +254,21 @@ def check(settings: Settings) -> None:
     """Reject values that are invalid for any machine and data."""
     check_device(settings.device_type)
     _check_numbers(settings)
-    _check_model(settings)
-    _check_head(settings)
+    if settings.head_dim % 2:
+        refuse(settings, "head_dim", "must be even, because rotary embeddings rotate pairs")
+    width, least = heads(settings.depth, settings.aspect_ratio, settings.head_dim) * settings.head_dim, SMEAR_CHANNELS
+    if width < least:
+        refuse(settings, "depth", f"a model {width} wide is too narrow: the smear gate reads {least} channels")
+    if not settings.window_pattern or set(settings.window_pattern.upper()) - set("SL"):
+        refuse(settings, "window_pattern", "may contain only the letters S and L")
+    if any(not 0 <= rows <= MOST for rows in settings.rank_rows):
+        refuse(settings, "rank_rows", "a rank's rows must not be negative, or that many")
+    if 0 in settings.rank_rows and settings.head != "shared":
+        refuse(settings, "rank_rows", "a rank without rows needs --head shared")
+    if any(not 1 <= share <= MOST for share in settings.head_shares):
+        refuse(settings, "head_shares", "every rank must have a part of the vocabulary")
+    if settings.head_shares and settings.head == "whole":
+        refuse(settings, "head_shares", "splits the head, but --head is whole")
     if settings.num_iterations < 1 and settings.target_flops <= 0 and settings.target_param_data_ratio <= 0:
         refuse(settings, "num_iterations", "the training length is undefined; give a number of steps, FLOPs or a ratio")
     if settings.total_batch_size == -1 and settings.target_param_data_ratio <= 0:
@@ -280,31 +294,6 @@ def _check_numbers(settings: Settings) -> None:
         if not least <= value <= most and value != limits["also"]:
             known = f"must be at most {most:g}" if value > most else f"must be at least {least:g}"
             refuse(settings, field.name, known + ("" if limits["also"] is None else f", or {limits['also']:g}"))
-
-
-def _check_model(settings: Settings) -> None:
-    if settings.head_dim % 2:
-        refuse(settings, "head_dim", "must be even, because rotary embeddings rotate pairs")
-    width = model_size.heads(settings.depth, settings.aspect_ratio, settings.head_dim) * settings.head_dim
-    if width < model_size.SMEAR_CHANNELS:
-        refuse(
-            settings,
-            "depth",
-            f"a model {width} wide is too narrow: the smear gate reads {model_size.SMEAR_CHANNELS} channels",
-        )
-    if not settings.window_pattern or set(settings.window_pattern.upper()) - set("SL"):
-        refuse(settings, "window_pattern", "may contain only the letters S and L")
-
-
-def _check_head(settings: Settings) -> None:
-    if any(not 0 <= rows <= MOST for rows in settings.rank_rows):
-        refuse(settings, "rank_rows", "a rank's rows must not be negative, or that many")
-    if 0 in settings.rank_rows and settings.head != "shared":
-        refuse(settings, "rank_rows", "a rank without rows needs --head shared")
-    if any(not 1 <= share <= MOST for share in settings.head_shares):
-        refuse(settings, "head_shares", "every rank must have a part of the vocabulary")
-    if settings.head_shares and settings.head == "whole":
-        refuse(settings, "head_shares", "splits the head, but --head is whole")
 
 
 def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[int]:

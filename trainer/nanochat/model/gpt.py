@@ -73,15 +73,12 @@ class KVCache:
         config = model.config
         shape = (config.n_layer, rows, capacity, config.n_head, config.head_dim)
         self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
-        self.capacity = capacity
         self.length = 0
         self.last_embedding: Tensor | None = None  # of the last token, before smearing
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k, v [B, T, H, D] of the new tokens; returns those of all tokens."""
         end = self.length + k.size(1)
-        if end > self.capacity:
-            raise ValueError(f"the cache holds {self.capacity} tokens, but {end} are needed")
         self.keys[layer, :, self.length : end] = k
         self.values[layer, :, self.length : end] = v
         return self.keys[layer, :, :end], self.values[layer, :, :end]
@@ -165,8 +162,10 @@ class GPT(nn.Module):
         x = self._embed(ids, cache)
         start = backout = x
         for layer in range(self.config.n_layer):
+            mlp = self.transformer.block(layer).mlp
             x = self.resid_lambdas[layer] * x + self.x0_lambdas[layer] * start
-            x = self._layer(layer, x, ids, cache)
+            x = x + self._attention(layer, ops.norm(x), ids, cache)
+            x = x + torch.relu(ops.norm(x) @ mlp.c_fc.weight.t()).square() @ mlp.c_proj.weight.t()
             if layer == self.config.backout_layer:
                 backout = x
         if cache is not None:
@@ -184,12 +183,6 @@ class GPT(nn.Module):
             cache.last_embedding = x[:, -1].clone()
         gate = torch.sigmoid(x[..., :SMEAR_CHANNELS] @ self.smear_gate.weight.t())
         return x + self.smear_lambda * gate * before
-
-    def _layer(self, layer: int, x: Tensor, ids: Tensor, cache: KVCache | None) -> Tensor:
-        block = self.transformer.block(layer)
-        x = x + self._attention(layer, ops.norm(x), ids, cache)
-        hidden = torch.relu(ops.norm(x) @ block.mlp.c_fc.weight.t()).square()
-        return x + hidden @ block.mlp.c_proj.weight.t()
 
     def _attention(self, layer: int, a: Tensor, ids: Tensor, cache: KVCache | None) -> Tensor:
         attn, config = self.transformer.block(layer).attn, self.config

@@ -12,7 +12,7 @@ A part is completed at once: a whole gradient, or a block of rows of the head's,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -93,6 +93,16 @@ def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> Tensor:
     return torch.addmm(out, a, b, out=out) if add else torch.mm(a, b, out=out)
 
 
+class Bucket:
+    """Tensors that are contiguous in one: that one, flat, and views of it by name."""
+
+    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
+        sizes = [shape.numel() for shape in shapes.values()]
+        self.flat = torch.zeros(sum(sizes))
+        parts = torch.split(self.flat, sizes)
+        self.views = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+
+
 class Gradients:
     """Named gradients of one model, overwritten in every step, to which each micro-batch adds."""
 
@@ -101,19 +111,11 @@ class Gradients:
         self.ready_order = [name for name in ready_order(model) if name not in without]
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.parts = {name: parts(name, self._shapes[name]) for name in self.ready_order}
-        dense = [name for name in self.ready_order if not is_table(name)]
-        self.flat = torch.zeros(sum(self._shapes[name].numel() for name in dense))
+        dense = Bucket({name: self._shapes[name] for name in self.ready_order if not is_table(name)})
+        self.flat, self.tensors = dense.flat, dense.views
         self.token_ids = torch.empty(0, dtype=torch.int64)
-        self.tensors: dict[str, Tensor] = {}
-        self._starts: dict[str, int] = {}
         self._rows: dict[str, Tensor] = {}
         self._written: set[str] = set()  # labels of parts
-        start = 0
-        for name in dense:
-            size = self._shapes[name].numel()
-            self.tensors[name] = self.flat[start : start + size].view(self._shapes[name])
-            self._starts[name] = start
-            start += size
 
     def start_step(self, token_ids: Tensor) -> None:
         """Begin a step, with rows for token_ids."""
@@ -129,21 +131,11 @@ class Gradients:
         """The gradient of a part."""
         return self.tensors[part.name][part.rows]
 
-    def positions(self, ids: Tensor) -> Tensor:
-        """Row numbers of these ids in the gradients of the tables."""
-        return torch.searchsorted(self.token_ids, ids.flatten())
-
-    def stacked(self, names: Sequence[str]) -> Tensor:
-        """Adjacent matrices in `flat` as one matrix."""
-        rows = sum(self._shapes[name][0] for name in names)
-        columns = self._shapes[names[0]][1]
-        start = self._starts[names[0]]
-        return self.flat[start : start + rows * columns].view(rows, columns)
-
-    def add_product(self, names: str | Sequence[str], a: Tensor, b: Tensor) -> None:
-        """Add a @ b to a gradient, or to several adjacent ones."""
-        names = [names] if isinstance(names, str) else names
-        out = self.stacked(names) if len(names) > 1 else self.tensors[names[0]]
+    def add_product(self, names: Sequence[str], a: Tensor, b: Tensor) -> None:
+        """Add a @ b to a gradient, or to several that are adjacent in `flat`."""
+        rows, columns = sum(self._shapes[name][0] for name in names), self._shapes[names[0]][1]
+        start = self.tensors[names[0]].storage_offset()
+        out = self.flat[start : start + rows * columns].view(rows, columns)
         product(a, b, out, add=self._grown(names))
 
     def add_head_product(self, part: GradientPart, a: Tensor, b: Tensor) -> None:

@@ -68,7 +68,11 @@ class WholeHead:
             loss += chunk_loss
             factor.mul_(scale)
             torch.mul(y[rows], factor, out=scaled[rows])
-            self._weight_backward(draw, scaled[rows], complete=rows.stop == len(y))
+            # The weight's gradient block by block; each may be sent while the next is computed.
+            for part in self.context.gradients.parts[HEAD]:
+                self.context.gradients.add_head_product(part, draw.t(), scaled[rows])
+                if rows.stop == len(y):
+                    self.context.part_ready(part)
             # A product of transposes is faster if the inner dimension is by far the longest.
             torch.mul(torch.mm(self.weight.t(), draw.t()).t(), factor, out=d[rows])
         return loss * scale, d
@@ -90,10 +94,3 @@ class WholeHead:
         draw[torch.arange(len(x)), columns] = missing.to(draw.dtype)
         loss: Tensor = ((sums.log() - SOFTCAP * t_at) * counted).sum()
         return loss, draw, (counted / sums).unsqueeze(1)
-
-    def _weight_backward(self, draw: Tensor, scaled: Tensor, complete: bool) -> None:
-        """Add the weight's gradient block by block; each may be sent while the next is computed."""
-        for part in self.context.gradients.parts[HEAD]:
-            self.context.gradients.add_head_product(part, draw.t(), scaled)
-            if complete:
-                self.context.part_ready(part)

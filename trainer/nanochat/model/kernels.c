@@ -180,7 +180,6 @@ BOTH_TYPES(norm)
 /* dy, y, factor [R], d: d += the gradient of the norm's input */
 void norm_backward(void *const *p, const int64_t *n, const float *f, int64_t start, int64_t stop) {
     const int64_t width = n[0];
-    (void)f;
     for (int64_t r = start; r < stop; r++) {
         const float *restrict dy = (float *)p[0] + r * width, *restrict y = (float *)p[1] + r * width;
         float *restrict d = (float *)p[3] + r * width;
@@ -239,7 +238,6 @@ void rotate_backward(void *const *p, const int64_t *n, const float *f, int64_t s
 
 void softmax(void *const *p, const int64_t *n, const float *f, int64_t start, int64_t stop) {
     const int64_t queries = n[0], keys = n[1], before = n[2], window = n[3];
-    (void)f;
     for (int64_t r = start; r < stop; r++) {
         float *restrict s = (float *)p[0] + r * keys;
         const int64_t last = r % queries + before, first = last > window ? last - window : 0;
@@ -263,7 +261,6 @@ void softmax(void *const *p, const int64_t *n, const float *f, int64_t start, in
 
 void accumulate(void *const *p, const int64_t *n, const float *f, int64_t start, int64_t stop) {
     const int64_t width = n[0];
-    (void)f;
     for (int64_t r = start; r < stop; r++) {
         float *restrict out = (float *)p[0] + r * width;
         const bf16 *restrict product = (bf16 *)p[1] + r * width;

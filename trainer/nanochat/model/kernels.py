@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Operations between the large matrix products, each as torch operations and as a kernel in kernels.c.
+"""Operations between the large matrix products, each as torch operations (its twin) and as a kernel in kernels.c.
 
-`setup()` builds the kernels, compares each with its torch twin on random tensors of the run's shapes and times both. Kernels
+`setup()` builds the kernels, compares each with its twin on random tensors of the run's shapes and times both. Kernels
 that differ or are slower stay off, and all without a compiler. Importing this file changes nothing.
 
 A twin and its kernel read and write the same tensors. Kernels marked exact give the same bits, because every rank computes
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from nanochat.model import native, ops
 
+ENDINGS = {torch.float32: "fp32", torch.bfloat16: "bf16"}  # of kernels for either type
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}  # relative to a value plus the mean magnitude
 ROUNDS = 5
 TRIAL_ROWS = 64  # of logits
@@ -30,6 +32,7 @@ FEW = 128
 EPSILON = 1e-10  # of AdamW
 ADAMW_ELEMENTS = 2**15  # per thread at a time, few enough to stay in its cache
 Rotary = tuple[Tensor, Tensor]
+Call = native.Library | None  # calls the kernel, if that is what runs
 
 
 class KernelShape(NamedTuple):
@@ -44,22 +47,23 @@ class KernelShape(NamedTuple):
     dtype: torch.dtype  # of the operands of the large products
 
 
-@dataclass
+@dataclass(eq=False)
 class Kernel:
     """Calls the twin or, if proven right and faster, the kernel."""
 
-    name: str
-    plain: Callable[..., None]
-    fused: Callable[..., None]
-    trial: Callable[[KernelShape], tuple[Any, ...]]  # arguments for both
+    operation: Callable[..., None]
     exact: bool = False
     scratch: int = 0  # leading arguments with undefined contents afterwards
     only_narrow: bool = False  # used only with bf16 products
     on: bool = False
-    right: bool = field(default=False, init=False)
+    right: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.operation.__name__
 
     def __call__(self, *args: Any) -> None:
-        (self.fused if self.on else self.plain)(*args)
+        self.operation(_library if self.on else None, *args)
 
 
 class KernelChoice(NamedTuple):
@@ -80,15 +84,16 @@ class KernelChoice(NamedTuple):
 _library: native.Library
 
 
-def _typed(name: str, dtype: torch.dtype) -> str:
-    return f"{name}_{'fp32' if dtype == torch.float32 else 'bf16'}"
-
-
 # -- the head
 
 
-def _exponentials(t: Tensor, g: Tensor, columns: Tensor, sums: Tensor, at_target: Tensor) -> None:
+@Kernel
+def exponentials(call: Call, t: Tensor, g: Tensor, columns: Tensor, sums: Tensor, at_target: Tensor) -> None:
     """For logits 15 t with exponentials e: the sums of e by row; g = e (1 - t^2); [e, t] at one column of each row."""
+    if call:
+        sizes = (t.size(1), at_target.stride(0))
+        call(f"exponentials_{ENDINGS[t.dtype]}", len(t), (t, g, columns, sums, at_target), sizes, (ops.SOFTCAP,))
+        return
     e = torch.mul(t, ops.SOFTCAP, out=g).exp_()
     # A float32 sum of bf16 would first copy all of it. Sums of so few in bf16 add less error than that of the elements.
     few = e.unflatten(1, (-1, math.gcd(e.size(1), FEW))).sum(2) if e.dtype == torch.bfloat16 else e
@@ -97,17 +102,6 @@ def _exponentials(t: Tensor, g: Tensor, columns: Tensor, sums: Tensor, at_target
     at_target[0] = e.gather(1, at).squeeze(1).float()
     at_target[1] = t.gather(1, at).squeeze(1).float()
     torch.ops.aten.tanh_backward.grad_input(e, t, grad_input=e)
-
-
-def _exponentials_fused(t: Tensor, g: Tensor, columns: Tensor, sums: Tensor, at_target: Tensor) -> None:
-    sizes = (t.size(1), at_target.stride(0))
-    _library(_typed("exponentials", t.dtype), len(t), (t, g, columns, sums, at_target), sizes, (ops.SOFTCAP,))
-
-
-def _exponentials_trial(shape: KernelShape) -> tuple[Any, ...]:
-    t = torch.tanh(torch.randn(TRIAL_ROWS, shape.vocabulary)).to(shape.dtype)
-    columns = torch.randint(shape.vocabulary, (TRIAL_ROWS,))
-    return t, torch.empty_like(t), columns, torch.empty(TRIAL_ROWS), torch.empty(2, TRIAL_ROWS)
 
 
 # -- norms
@@ -122,25 +116,19 @@ class Mix(NamedTuple):
     b: float
 
 
-def _norm(x: Tensor, mix: Mix | None, y: Tensor, operand: Tensor, factor: Tensor) -> None:
+@Kernel
+def norm(call: Call, x: Tensor, mix: Mix | None, y: Tensor, operand: Tensor, factor: Tensor) -> None:
     """y = norm(x); factor [N, 1]: multiplier of each row; operand: y in the type of products, or y itself."""
+    if call:
+        start, u, a, b = mix or (None, None, 1.0, 0.0)
+        narrow = None if operand is y else operand
+        call(f"norm_{ENDINGS[operand.dtype]}", len(x), (x, start, u, y, narrow, factor), factors=(a, b))
+        return
     if mix is not None:
         x = torch.mul(x, mix.a, out=mix.u).add_(mix.start, alpha=mix.b)
     torch.mul(x, factor.copy_(ops.norm_factor(x)), out=y)
     if operand is not y:
         operand.copy_(y)
-
-
-def _norm_fused(x: Tensor, mix: Mix | None, y: Tensor, operand: Tensor, factor: Tensor) -> None:
-    start, u, a, b = mix or (None, None, 1.0, 0.0)
-    narrow = None if operand is y else operand
-    _library(_typed("norm", operand.dtype), len(x), (x, start, u, y, narrow, factor), factors=(a, b))
-
-
-def _norm_trial(shape: KernelShape) -> tuple[Any, ...]:
-    x, start, y = (torch.randn(shape.rows, shape.width) for dummy in range(3))
-    operand = y if shape.dtype == y.dtype else y.to(shape.dtype)
-    return x, Mix(start, torch.empty_like(x), 0.9, 0.2), y, operand, torch.empty(shape.rows, 1)
 
 
 def norm_backward_(dy: Tensor, y: Tensor, factor: Tensor, gain: float = 1.0) -> Tensor:
@@ -149,124 +137,84 @@ def norm_backward_(dy: Tensor, y: Tensor, factor: Tensor, gain: float = 1.0) -> 
     return dy.sub_(y * along).mul_(factor)
 
 
-def _norm_backward(dy: Tensor, y: Tensor, factor: Tensor, d: Tensor) -> None:
+@partial(Kernel, scratch=1)
+def norm_backward(call: Call, dy: Tensor, y: Tensor, factor: Tensor, d: Tensor) -> None:
     """d += the gradient of x, given the gradient dy of y = norm(x); dy may be overwritten."""
-    d.add_(norm_backward_(dy, y, factor))
-
-
-def _norm_backward_fused(dy: Tensor, y: Tensor, factor: Tensor, d: Tensor) -> None:
-    _library("norm_backward", len(y), (dy, y, factor, d))
-
-
-def _norm_backward_trial(shape: KernelShape) -> tuple[Any, ...]:
-    dy, y, d = (torch.randn(shape.rows, shape.width) for dummy in range(3))
-    return dy, y, torch.randn(shape.rows, 1).abs_(), d
+    if call:
+        call("norm_backward", len(y), (dy, y, factor, d))
+    else:
+        d.add_(norm_backward_(dy, y, factor))
 
 
 # -- rotary
 
 
-def _rotate(x: Tensor, out: Tensor, factor: Tensor, rotary: Rotary, gain: float) -> None:
+@Kernel
+def rotate(call: Call, x: Tensor, out: Tensor, factor: Tensor, rotary: Rotary, gain: float) -> None:
     """out [B, H, T, D] = gain * norm(rotated x [N, H * D]); factor [N, H]. Rotation does not change the norm."""
     rows, heads, tokens, size = out.shape
+    if call:
+        call("rotate", len(x), (x, out, factor, *rotary), (x.stride(0), heads, tokens, size // 2), (gain,))
+        return
     x = x.unflatten(1, (heads, size)).unflatten(0, (rows, tokens))
     by_row = factor.view(rows, tokens, heads, 1).copy_(ops.norm_factor(x).mul_(gain))
     ops.rotate_into(x, *rotary, out.transpose(1, 2)).mul_(by_row)
 
 
-def _rotate_fused(x: Tensor, out: Tensor, factor: Tensor, rotary: Rotary, gain: float) -> None:
-    dummy, heads, tokens, size = out.shape
-    _library("rotate", len(x), (x, out, factor, *rotary), (x.stride(0), heads, tokens, size // 2), (gain,))
-
-
-def _rotate_backward(dy: Tensor, y: Tensor, factor: Tensor, rotary: Rotary, gain: float, out: Tensor) -> None:
+@partial(Kernel, scratch=1)
+def rotate_backward(
+    call: Call, dy: Tensor, y: Tensor, factor: Tensor, rotary: Rotary, gain: float, out: Tensor
+) -> None:
     """out [N, H * D] = the gradient of x, given the gradient dy [B, H, T, D] of y; dy may be overwritten."""
     rows, heads, tokens, size = y.shape
+    if call:
+        sizes = (out.stride(0), heads, tokens, size // 2)
+        call("rotate_backward", len(out), (out, dy, y, factor, *rotary), sizes, (gain,))
+        return
     by_row = factor.view(rows, tokens, heads, 1)
     dx = norm_backward_(dy.transpose(1, 2), y.transpose(1, 2), by_row, gain)
     cos, sin = rotary
     ops.rotate_into(dx, cos, -sin, out.unflatten(1, (heads, size)).unflatten(0, (rows, tokens)))
 
 
-def _rotate_backward_fused(dy: Tensor, y: Tensor, factor: Tensor, rotary: Rotary, gain: float, out: Tensor) -> None:
-    dummy, heads, tokens, size = y.shape
-    sizes = (out.stride(0), heads, tokens, size // 2)
-    _library("rotate_backward", len(out), (out, dy, y, factor, *rotary), sizes, (gain,))
-
-
-def _rotate_trial(shape: KernelShape) -> tuple[Any, ...]:
-    batch, rotary = _rotated(shape)
-    x = torch.randn(shape.rows, 3 * shape.width)[:, : shape.width]
-    return x, torch.empty(batch), torch.empty(shape.rows, shape.heads), rotary, 1.7
-
-
-def _rotate_backward_trial(shape: KernelShape) -> tuple[Any, ...]:
-    batch, rotary = _rotated(shape)
-    dy, y, factor = torch.randn(*batch), torch.randn(*batch), torch.ones(shape.rows, shape.heads)
-    return dy, y, factor, rotary, 1.7, torch.zeros(shape.rows, 3 * shape.width)[:, : shape.width]
-
-
-def _rotated(shape: KernelShape) -> tuple[tuple[int, int, int, int], Rotary]:
-    batch = (shape.rows // shape.tokens, shape.heads, shape.tokens, shape.head_dim)
-    return batch, ops.rotary_tables(0, shape.tokens, shape.head_dim)
-
-
 # -- attention
 
 
-def _probabilities(q: Tensor, k: Tensor, mask: Tensor, window: int, out: Tensor) -> None:
+@Kernel
+def probabilities(call: Call, q: Tensor, k: Tensor, mask: Tensor, window: int, out: Tensor) -> None:
     """out [M, Q, K] = softmax(q k'), with the last query aligned with the last key; mask: from ops.window_mask."""
-    torch.baddbmm(mask, q, k.mT, out=out)
-    torch.ops.aten._softmax.out(out, -1, False, out=out)
-
-
-def _probabilities_fused(q: Tensor, k: Tensor, mask: Tensor, window: int, out: Tensor) -> None:
-    torch.bmm(q, k.mT, out=out)
-    queries, keys = mask.shape
-    _library("softmax", out.size(0) * queries, (out,), (queries, keys, keys - queries, window))
-
-
-def _probabilities_trial(shape: KernelShape) -> tuple[Any, ...]:
-    queries = min(128, shape.tokens)
-    keys, many = min(2 * queries, shape.tokens), shape.heads * (shape.rows // shape.tokens)
-    q = torch.randn(many, queries, shape.head_dim) / math.sqrt(shape.head_dim)
-    window = keys - queries
-    mask = ops.window_mask(queries, keys, window)
-    return q, torch.randn(many, keys, shape.head_dim), mask, window, torch.empty(many, queries, keys)
+    if call:
+        torch.bmm(q, k.mT, out=out)
+        queries, keys = mask.shape
+        call("softmax", out.size(0) * queries, (out,), (queries, keys, keys - queries, window))
+    else:
+        torch.baddbmm(mask, q, k.mT, out=out)
+        torch.ops.aten._softmax.out(out, -1, False, out=out)
 
 
 # -- sums of products
 
 
-def _accumulate(out: Tensor, product: Tensor) -> None:
+@partial(Kernel, only_narrow=True)
+def accumulate(call: Call, out: Tensor, product: Tensor) -> None:
     """out += product, which has the narrow type."""
-    out.add_(product)
-
-
-def _accumulate_fused(out: Tensor, product: Tensor) -> None:
-    _library("accumulate", len(out), (out, product))
-
-
-def _accumulate_trial(shape: KernelShape) -> tuple[Any, ...]:
-    size = 4 * shape.width, shape.width
-    return torch.randn(*size), torch.randn(*size).bfloat16()
+    if call:
+        call("accumulate", len(out), (out, product))
+    else:
+        out.add_(product)
 
 
 # -- optimizer
 
 
-def _muon_apply(p: Tensor, direction: Tensor, rate: float, decay: float) -> None:
+@partial(Kernel, exact=True)
+def muon_apply(call: Call, p: Tensor, direction: Tensor, rate: float, decay: float) -> None:
     """p -= rate*g, and decay*p where that points the same way; each operation rounds once, so all CPUs agree."""
+    if call:
+        call("muon_apply", len(p), (p, direction.contiguous()), factors=(rate, decay))
+        return
     shrink = (p * direction).ge_(0).mul_(p).mul_(decay)
     p.sub_(direction * rate).sub_(shrink)
-
-
-def _muon_apply_fused(p: Tensor, direction: Tensor, rate: float, decay: float) -> None:
-    _library("muon_apply", len(p), (p, direction.contiguous()), factors=(rate, decay))
-
-
-def _muon_apply_trial(shape: KernelShape) -> tuple[Any, ...]:
-    return *(torch.randn(4 * shape.width, shape.width) for dummy in range(2)), 0.013, 0.0007
 
 
 class AdamWConstants(NamedTuple):
@@ -312,18 +260,17 @@ class AdamWTable(NamedTuple):
     current: Tensor | None = None
 
 
-def _make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[AdamWConstants]) -> None:
-    """Apply missed updates without a gradient to rows whose current steps, ascending, are `behind`, up to the last of steps."""
-    zero = torch.zeros_like(p)
-    first, last = int(behind[0]) + 1, steps[-1].step
-    missed = torch.arange(first, last + 1, dtype=torch.int32)
-    counts = torch.searchsorted(behind, missed).tolist()
-    for now, count in zip(steps[first - last - 1 :], counts, strict=True):
-        adamw_(p[:count], zero[:count], m[:count], v[:count], now)
-
-
-def _adamw(table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, steps: Sequence[AdamWConstants]) -> None:
+@partial(Kernel, exact=True)
+def adamw(
+    call: Call, table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, steps: Sequence[AdamWConstants]
+) -> None:
     """Apply the missed steps of some rows or all up to the last; gradient: of that step, if it is the only one missed."""
+    if call:
+        figures = [figure for step in steps for figure in step.figures()]
+        sizes = (table.p.size(-1), steps[0].step - 1, steps[-1].step)
+        tensors = (table.p, table.m, table.v, rows, table.current, None if gradient is None else gradient.contiguous())
+        call("adamw", table.p.numel() // sizes[0] if rows is None else len(rows), tensors, sizes, figures)
+        return
     if rows is None or table.current is None:
         assert gradient is not None
         adamw_(table.p, gradient, table.m, table.v, steps[-1])
@@ -337,7 +284,11 @@ def _adamw(table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, step
         rows, behind = rows[order], behind[order]
     p, m, v = (tensor.index_select(0, rows) for tensor in table[:3])
     if gradient is None:
-        _make_up(p, m, v, behind, steps)
+        # Their steps ascend, so those that lack a step are the first ones.
+        zero, missed = torch.zeros_like(p), torch.arange(int(behind[0]) + 1, last + 1, dtype=torch.int32)
+        counts = torch.searchsorted(behind, missed).tolist()
+        for now, count in zip(steps[-len(missed) :], counts, strict=True):
+            adamw_(p[:count], zero[:count], m[:count], v[:count], now)
     else:
         adamw_(p, gradient, m, v, steps[-1])
     for tensor, values in zip(table[:3], (p, m, v), strict=True):
@@ -345,40 +296,43 @@ def _adamw(table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, step
     table.current[rows] = last
 
 
-def _adamw_fused(
-    table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, steps: Sequence[AdamWConstants]
-) -> None:
-    figures = [figure for step in steps for figure in step.figures()]
-    sizes = (table.p.size(-1), steps[0].step - 1, steps[-1].step)
-    tensors = (table.p, table.m, table.v, rows, table.current, None if gradient is None else gradient.contiguous())
-    _library("adamw", table.p.numel() // sizes[0] if rows is None else len(rows), tensors, sizes, figures)
-
-
-def _adamw_trial(shape: KernelShape) -> tuple[Any, ...]:
-    count = min(512, shape.vocabulary)
-    p, m, v = (torch.randn(count, shape.width) for dummy in range(3))
-    steps = [AdamWConstants(0.2 + 0.01 * step, 0.8, 0.995, 0.01, step) for step in range(3, 8)]
-    current = torch.randint(2, 7, (count,), dtype=torch.int32)
-    return AdamWTable(p, m.mul_(0.1), v.square_(), current), torch.randperm(count), None, steps
-
-
-ALL = (
-    Kernel("exponentials", _exponentials, _exponentials_fused, _exponentials_trial),
-    Kernel("norm", _norm, _norm_fused, _norm_trial),
-    Kernel("norm_backward", _norm_backward, _norm_backward_fused, _norm_backward_trial, scratch=1),
-    Kernel("rotate", _rotate, _rotate_fused, _rotate_trial),
-    Kernel("rotate_backward", _rotate_backward, _rotate_backward_fused, _rotate_backward_trial, scratch=1),
-    Kernel("probabilities", _probabilities, _probabilities_fused, _probabilities_trial),
-    Kernel("accumulate", _accumulate, _accumulate_fused, _accumulate_trial, only_narrow=True),
-    Kernel("muon_apply", _muon_apply, _muon_apply_fused, _muon_apply_trial, exact=True),
-    Kernel("adamw", _adamw, _adamw_fused, _adamw_trial, exact=True),
-)
-(
-    exponentials, norm, norm_backward, rotate, rotate_backward, probabilities, accumulate, muon_apply, adamw,
-) = ALL  # fmt: skip
+ALL = (exponentials, norm, norm_backward, rotate, rotate_backward, probabilities, accumulate, muon_apply, adamw)
 
 
 # -- proof and choice
+
+
+def trials(shape: KernelShape) -> Iterator[tuple[Kernel, tuple[Any, ...]]]:
+    """Each kernel, with random arguments of this shape for it and its twin."""
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(size or (shape.rows, shape.width))
+
+    t = torch.tanh(random(TRIAL_ROWS, shape.vocabulary)).to(shape.dtype)
+    columns = torch.randint(shape.vocabulary, (TRIAL_ROWS,))
+    yield exponentials, (t, torch.empty_like(t), columns, torch.empty(TRIAL_ROWS), torch.empty(2, TRIAL_ROWS))
+    y = random()
+    operand = y if shape.dtype == y.dtype else y.to(shape.dtype)
+    yield norm, (random(), Mix(random(), torch.empty_like(y), 0.9, 0.2), y, operand, torch.empty(shape.rows, 1))
+    yield norm_backward, (random(), random(), random(shape.rows, 1).abs_(), random())
+    batch = (shape.rows // shape.tokens, shape.heads, shape.tokens, shape.head_dim)
+    rotary, factor = ops.rotary_tables(0, shape.tokens, shape.head_dim), torch.ones(shape.rows, shape.heads)
+    part = random(shape.rows, 3 * shape.width)[:, : shape.width]
+    yield rotate, (part, torch.empty(batch), factor, rotary, 1.7)
+    yield rotate_backward, (random(*batch), random(*batch), factor, rotary, 1.7, part)
+    queries = min(128, shape.tokens)
+    keys, many = min(2 * queries, shape.tokens), shape.heads * (shape.rows // shape.tokens)
+    q, mask = random(many, queries, shape.head_dim), ops.window_mask(queries, keys, keys - queries)
+    q.div_(math.sqrt(shape.head_dim))
+    yield probabilities, (q, random(many, keys, shape.head_dim), mask, keys - queries, torch.empty(many, queries, keys))
+    size = 4 * shape.width, shape.width
+    yield accumulate, (random(*size), random(*size).bfloat16())
+    yield muon_apply, (random(*size), random(*size), 0.013, 0.0007)
+    count = min(512, shape.vocabulary)
+    p, m, v = (random(count, shape.width) for dummy in range(3))
+    steps = [AdamWConstants(0.2 + 0.01 * step, 0.8, 0.995, 0.01, step) for step in range(3, 8)]
+    current = torch.randint(2, 7, (count,), dtype=torch.int32)
+    yield adamw, (AdamWTable(p, m.mul_(0.1), v.square_(), current), torch.randperm(count), None, steps)
 
 
 def _copied(args: Any, wide: bool = False) -> Any:
@@ -407,31 +361,23 @@ def _agree(mine: Tensor, theirs: Tensor, tolerance: float) -> bool:
     return bool(((a - b).abs() <= tolerance * (size + size.mean())).all())
 
 
-def _seconds(function: Callable[..., None], args: tuple[Any, ...]) -> float:
-    copies = _copied(args)
-    start = time.perf_counter()
-    function(*copies)
-    return time.perf_counter() - start
-
-
-def prove(kernel: Kernel, shape: KernelShape) -> str:
+def prove(kernel: Kernel, args: tuple[Any, ...], tolerance: float) -> str:
     """Try a kernel and switch it on, or return why it stays off."""
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
-        args = kernel.trial(shape)
     mine, theirs = _copied(args), _copied(args, wide=True)
-    kernel.fused(*mine)
-    kernel.plain(*theirs)
-    tolerance = 0.0 if kernel.exact else TOLERANCE[shape.dtype]
+    kernel.operation(_library, *mine)
+    kernel.operation(None, *theirs)
     pairs = zip(_tensors(mine[kernel.scratch :]), _tensors(theirs[kernel.scratch :]), strict=True)
-    kernel.right = all(_agree(a, b, tolerance) for a, b in pairs)
+    kernel.right = all(_agree(a, b, 0.0 if kernel.exact else tolerance) for a, b in pairs)
     if not kernel.right:
         return "differs"
-    best = {kernel.fused: math.inf, kernel.plain: math.inf}
+    best: dict[Call, float] = {_library: math.inf, None: math.inf}
     for dummy in range(ROUNDS):
-        for function in best:
-            best[function] = min(best[function], _seconds(function, args))
-    kernel.on = best[kernel.fused] < best[kernel.plain]
+        for call in best:
+            copies = _copied(args)
+            start = time.perf_counter()
+            kernel.operation(call, *copies)
+            best[call] = min(best[call], time.perf_counter() - start)
+    kernel.on = best[_library] < best[None]
     return "" if kernel.on else "slower"
 
 
@@ -446,8 +392,13 @@ def setup(choice: str, shape: KernelShape) -> KernelChoice:
         _library = native.Library(native.built(choice))
     except (native.BuildError, OSError) as error:
         return KernelChoice([], {}, str(error))
-    tried = [kernel for kernel in ALL if shape.dtype != torch.float32 or not kernel.only_narrow]
-    reasons = {kernel.name: prove(kernel, shape) for kernel in tried}
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        reasons = {
+            kernel.name: prove(kernel, args, TOLERANCE[shape.dtype])
+            for kernel, args in trials(shape)
+            if shape.dtype != torch.float32 or not kernel.only_narrow
+        }
     off = {name: reason for name, reason in reasons.items() if reason}
     return KernelChoice([name for name in reasons if name not in off], off, "")
 

@@ -56,7 +56,7 @@ class PassContext:
     def start_batch(self, ids: Tensor, head_dim: int, on_ready: OnReady | None) -> None:
         self.on_ready = on_ready
         self.batch, self.ids = (ids.size(0), ids.size(1)), ids.flatten()
-        self.positions = self.gradients.positions(ids)
+        self.positions = torch.searchsorted(self.gradients.token_ids, self.ids)
         if len(self.rotary[0]) != ids.size(1):
             self.rotary = ops.rotary_tables(0, ids.size(1), head_dim)
 
@@ -96,10 +96,6 @@ class Normed:
         self.operand = get("operand", *x.shape, dtype=self.context.dtype) if narrow else self.y
         kernels.norm(x, mix, self.y, self.operand, self.factor)
 
-    def backward(self, dy: Tensor, d: Tensor) -> None:
-        """Adds to d; dy may be overwritten."""
-        kernels.norm_backward(dy, self.y, self.factor, d)
-
 
 class MlpPass:
     """u += c_proj(relu(c_fc(norm(u)))^2)."""
@@ -132,14 +128,15 @@ class MlpPass:
         context, get = self.context, self.context.buffers.get
         d_operand = context.operand(d, "d_operand")
         square = self._square()
-        context.gradients.add_product(self.proj_name, d_operand.t(), square)
+        context.gradients.add_product([self.proj_name], d_operand.t(), square)
         context.ready(self.proj_name)
         # Apply the square's factor 2 to the smallest tensor.
         twice = torch.mul(d_operand, 2, out=get("twice", *d.shape, dtype=d_operand.dtype))
         dhidden = torch.mm(twice, self.proj, out=square).mul_(self.hidden)
-        context.gradients.add_product(self.fc_name, dhidden.t(), self.normed.operand)
+        context.gradients.add_product([self.fc_name], dhidden.t(), self.normed.operand)
         context.ready(self.fc_name)
-        self.normed.backward(product(dhidden, self.fc, get("dnormed", *d.shape)), d)
+        dnormed = product(dhidden, self.fc, get("dnormed", *d.shape))
+        kernels.norm_backward(dnormed, self.normed.y, self.normed.factor, d)
 
 
 class AttentionPass:
@@ -164,13 +161,9 @@ class AttentionPass:
         parts = [self.attn.c_q.weight, self.attn.c_k.weight, self.attn.c_v.weight]
         shape = (sum(map(len, parts)), self.config.n_embd)
         self.qkv_weight = self.buffers.get("qkv_weight", *shape, dtype=self.context.dtype)
-        for target, part in zip(self._split(self.qkv_weight, 0), parts, strict=True):
+        for target, part in zip(self.qkv_weight.chunk(3), parts, strict=True):
             target.copy_(part)
         self.proj = self.context.operand(self.attn.c_proj.weight, "proj", self.buffers)
-
-    def _split(self, qkv: Tensor, dim: int = 1) -> Triple:
-        q, k, v = qkv.chunk(3, dim=dim)
-        return q, k, v
 
     def _heads(self, x_NC: Tensor) -> Tensor:
         """[N, heads * D] as [B, T, heads, D]."""
@@ -191,7 +184,7 @@ class AttentionPass:
         self.normed.forward(x, mix)
         qkv = self.context.buffers.get("qkv", len(u), len(self.qkv_weight))
         product(self.normed.operand, self.qkv_weight.t(), qkv)
-        self._place_heads(*self._split(qkv))
+        self._place_heads(*qkv.chunk(3, dim=1))
         if tokens not in self.scores:
             self.scores[tokens] = WindowAttention(tokens, self.window)
         out = self._by_head("out")
@@ -226,16 +219,16 @@ class AttentionPass:
         """d, the gradient after it, becomes that before it."""
         context, get = self.context, self.context.buffers.get
         d_operand = context.operand(d, "d_operand")
-        context.gradients.add_product(f"{self.name}.c_proj.weight", d_operand.t(), self.out)
+        context.gradients.add_product([f"{self.name}.c_proj.weight"], d_operand.t(), self.out)
         context.ready(f"{self.name}.c_proj.weight")
         dout = product(d_operand, self.proj, get("dout", *d.shape))
         dqkv = self._scores_backward(dout)
         dqkv_operand = context.operand(dqkv, "dqkv_operand")
         dnormed = product(dqkv_operand, self.qkv_weight, get("dnormed", *d.shape))
-        self._values_backward(self._split(dqkv)[2], dnormed)
+        self._values_backward(dqkv.chunk(3, dim=1)[2], dnormed)
         context.gradients.add_product(self.qkv_names, dqkv_operand.t(), self.normed.operand)
         context.ready(*self.qkv_names)
-        self.normed.backward(dnormed, d)
+        kernels.norm_backward(dnormed, self.normed.y, self.normed.factor, d)
 
     def _scores_backward(self, dout_NC: Tensor) -> Tensor:
         """The gradients of the products q, k, v, side by side."""
@@ -246,7 +239,7 @@ class AttentionPass:
         dq, dk, dv = (get(f"d{name}", *q.shape) for name in "qkv")
         self.scores[context.batch[1]].backward(dout, (q, k, v), (dq, dk, dv))
         dqkv = get("qkv", len(dout_NC), len(self.qkv_weight))
-        q_out, k_out, v_out = self._split(dqkv)
+        q_out, k_out, v_out = dqkv.chunk(3, dim=1)
         for dy, y, name, gain, into in ((dq, q, "q_factor", self.q_gain, q_out), (dk, k, "k_factor", 1.0, k_out)):
             factor = self.buffers.get(name, len(into), self.config.n_head)
             kernels.rotate_backward(dy, y, factor, context.rotary, gain, into)
@@ -263,7 +256,7 @@ class AttentionPass:
         context.ready(self.value_name)
         dgate = torch.linalg.vecdot(self._heads(dv), self._heads(self.values)).flatten(0, 1)
         dgate.mul_(self.gate).mul_(1 - self.gate).mul_(3)
-        context.gradients.add_product(gate_name, dgate.t(), self.normed.y[:, :GATE_CHANNELS])
+        context.gradients.add_product([gate_name], dgate.t(), self.normed.y[:, :GATE_CHANNELS])
         context.ready(gate_name)
         dnormed[:, :GATE_CHANNELS].addmm_(dgate, self.attn.ve_gate.weight)
 

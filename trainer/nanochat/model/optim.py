@@ -90,7 +90,7 @@ class Undo:
     """Copies of what an update changes, to take it back if it cannot be finished."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Tensor, Tensor | None, Tensor]] = []
+        self.kept: list[tuple[Tensor, Tensor | None, Tensor]] = []
         self._buffers = Buffers()
 
     def keep(self, rows: Tensor | None, *tensors: Tensor) -> None:
@@ -99,28 +99,32 @@ class Undo:
             if rows is not None:
                 copy = tensor.index_select(0, rows)
             else:
-                copy = self._buffers.get(str(len(self._kept)), *tensor.shape, dtype=tensor.dtype).copy_(tensor)
-            self._kept.append((tensor, rows, copy))
+                copy = self._buffers.get(str(len(self.kept)), *tensor.shape, dtype=tensor.dtype).copy_(tensor)
+            self.kept.append((tensor, rows, copy))
 
     def take_back(self) -> None:
         """Restore all copies."""
-        for tensor, rows, copy in self._kept:
+        for tensor, rows, copy in self.kept:
             if rows is None:
                 tensor.copy_(copy)
             else:
                 tensor.index_copy_(0, rows, copy)
-        self.clear()
-
-    def clear(self) -> None:
-        self._kept.clear()
+        self.kept.clear()
 
 
-class AdamW:
-    """A parameter, or some of its rows, and its moments."""
+class DenseAdamW:
+    """AdamW that updates a parameter, or some of its rows, completely in every step, at once or in blocks of rows."""
 
     def __init__(self, parameter: Tensor, group: AdamWConstants, part: slice = ALL_ROWS) -> None:
         self.parameter, self.group, self.part = parameter[part], group, part
         self.m, self.v = torch.zeros_like(self.parameter), torch.zeros_like(self.parameter)
+
+    def update(self, gradient: Tensor, multiplier: float, step: int, rows: slice = ALL_ROWS) -> None:
+        kernels.adamw(kernels.AdamWTable(*self.at(rows)), None, gradient, [self.group.at(multiplier, step)])
+
+    def at(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """What an update of these rows changes."""
+        return self.parameter[rows], self.m[rows], self.v[rows]
 
     def state_dict(self) -> dict[str, Tensor]:
         """All rows must be up to date."""
@@ -132,18 +136,7 @@ class AdamW:
         self.v.copy_(state["exp_avg_sq"][self.part])
 
 
-class DenseAdamW(AdamW):
-    """AdamW that updates its rows completely in every step, at once or in blocks of rows."""
-
-    def update(self, gradient: Tensor, multiplier: float, step: int, rows: slice = ALL_ROWS) -> None:
-        kernels.adamw(kernels.AdamWTable(*self.at(rows)), None, gradient, [self.group.at(multiplier, step)])
-
-    def at(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """What an update of these rows changes."""
-        return self.parameter[rows], self.m[rows], self.v[rows]
-
-
-class RowAdamW(AdamW):
+class RowAdamW(DenseAdamW):
     """AdamW of one table. Updates of rows without a gradient are postponed, with the same result."""
 
     def __init__(self, parameter: Tensor, group: AdamWConstants) -> None:
@@ -158,7 +151,7 @@ class RowAdamW(AdamW):
         end = min(start + self.turn_length, len(self.parameter))
         return torch.arange(start, end)
 
-    def update(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
+    def update_rows(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
         """Make step `step` of rows that are up to date with the previous one."""
         kernels.adamw(self.table(), rows, gradient, [self.group.at(multiplier, step)])
 
@@ -191,17 +184,14 @@ class Muon:
             first = gradients[names[0]]
             g_KRC = first.new_empty(len(names), *first.shape)
             for name, g in zip(names, g_KRC, strict=True):
-                self._nesterov(name, gradients[name], momentum, g)
+                m = self.momentum.get(name)
+                if m is None:
+                    m = self.momentum[name] = torch.zeros_like(gradients[name])
+                m.lerp_(gradients[name], 1 - momentum)
+                torch.lerp(gradients[name], m, momentum, out=g)
             x_KRC = orthogonalized(equilibrated(g_KRC, self.dtype))
             result.update(zip(names, self._reduced_variance(names, x_KRC), strict=True))
         return result
-
-    def _nesterov(self, name: str, gradient: Tensor, momentum: float, out: Tensor) -> None:
-        m = self.momentum.get(name)
-        if m is None:
-            m = self.momentum[name] = torch.zeros_like(gradient)
-        m.lerp_(gradient, 1 - momentum)
-        torch.lerp(gradient, m, momentum, out=out)
 
     def _reduced_variance(self, names: list[str], x_KRC: Tensor) -> Tensor:
         """Scale each line by its running magnitude, and the matrix to the Frobenius norm sqrt(min(R, C)).
@@ -353,7 +343,7 @@ class Optimizer:
 
     def start_step(self, schedule: StepSchedule) -> None:
         if self.undo is not None:
-            self.undo.clear()
+            self.undo.kept.clear()
             self._before = (self.steps, self.schedule, dict(self.history))
         self.steps += 1
         self.schedule = schedule
@@ -382,7 +372,7 @@ class Optimizer:
         """AdamW of one parameter; the gradient covers rows token_ids of a table, or `rows` of another parameter."""
         if name in self.tables:
             self._keep(token_ids, *(t for t in self.tables[name].table() if t is not None))
-            self.tables[name].update(token_ids, gradient, self.schedule.lr_multiplier, self.steps)
+            self.tables[name].update_rows(token_ids, gradient, self.schedule.lr_multiplier, self.steps)
         else:
             self._keep(None, *self.dense[name].at(rows))
             self.dense[name].update(gradient, self.schedule.lr_multiplier, self.steps, rows)

@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def agree(comm: Comm, facts: Mapping[str, Any]) -> None:
+def agree(comm: Comm, facts: Mapping[str, object]) -> None:
     """Fail unless every rank has the same facts."""
     mine = {key: value if isinstance(value, str) else json.dumps(value) for key, value in facts.items()}
     answers = comm.exchange("the comparison of settings", [comm.host, mine])

@@ -17,6 +17,7 @@ process everything is a no-op.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import socket
@@ -205,9 +206,9 @@ class Comm:
         self._exchanges = 0
         self._on_phase = on_phase
         self._quiet = threading.Event()
-        self._beacon: threading.Thread | None = None
+        self._beacon = threading.Thread(target=self._beat, name="beacon", daemon=True)
         if store is not None:
-            self._start_beating(store)
+            self._beacon.start()
 
     @property
     def name(self) -> str:
@@ -375,24 +376,20 @@ class Comm:
 
     # -- the heartbeat in the store, which explains failed exchanges
 
-    def _start_beating(self, store: Any) -> None:
-        def beat() -> None:
-            count = 0
-            while not self._quiet.is_set():
-                where = [count, self.host, self.phase, self.step, self.collective]
-                # Retry with the next heartbeat: a store that comes back must hear from us.
-                with contextlib.suppress(RuntimeError, dist.DistError):
-                    store.set(f"at/{self.rank}", json.dumps(where))
-                count += 1
-                self._quiet.wait(BEAT_SECONDS)
-
-        self._beacon = threading.Thread(target=beat, name="beacon", daemon=True)
-        self._beacon.start()
+    def _beat(self) -> None:
+        assert self.store is not None
+        for count in itertools.count():
+            where = [count, self.host, self.phase, self.step, self.collective]
+            # Retry with the next heartbeat: a store that comes back must hear from us.
+            with contextlib.suppress(RuntimeError, dist.DistError):
+                self.store.set(f"at/{self.rank}", json.dumps(where))
+            if self._quiet.wait(BEAT_SECONDS):
+                return
 
     def stop_beating(self) -> None:
         """Stop the heartbeat, so that this process can exit."""
         self._quiet.set()
-        if self._beacon is not None:
+        if self._beacon.is_alive():
             self._beacon.join(BEAT_SECONDS)
 
     def _explain(self, what: str, error: Exception | None, seconds: float) -> CommError:

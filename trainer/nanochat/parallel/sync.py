@@ -31,7 +31,7 @@ from torch import Tensor
 
 from nanochat.kit.common import UserError
 from nanochat.model.fused import TrainingPass
-from nanochat.model.gradients import HEAD, GradientPart, is_table, unique_ids
+from nanochat.model.gradients import HEAD, Bucket, GradientPart, is_table, unique_ids
 from nanochat.model.optim import ALL_ROWS, Optimizer, muon_shapes
 from nanochat.parallel.comm import Comm, Pending
 from nanochat.parallel.shared_head import SharedHead
@@ -112,11 +112,6 @@ class Sync:
         self.head = training.head if isinstance(training.head, SharedHead) else None
         self.undoable = comm.world > 1 and self.head is None
 
-    @property
-    def on_ready(self) -> Any:
-        """Callback for the last micro-batch's gradients; None if not needed."""
-        return None
-
     def offer_ids(self, ids: Sequence[Tensor], notice: Notice = NO_NOTICE) -> None:
         """Send the others this rank's token ids of the coming step."""
         mine = self._ids[self.comm.rank]
@@ -139,6 +134,9 @@ class Sync:
 
     def start_step(self, token_ids: Tensor) -> None:
         """Prepare for the gradients of a step over these token ids."""
+
+    def on_ready(self, part: GradientPart, gradient: Tensor) -> None:
+        """Called with each part of a gradient that the last micro-batch has completed."""
 
     @torch.no_grad()
     def join_pass(self, scale: float) -> None:
@@ -181,16 +179,6 @@ def check_ids(ids: Tensor, rows: int, rank: int) -> None:
             Cause.BAD_DATA,
             [rank],
         )
-
-
-class Bucket:
-    """Gradients sent together: a flat tensor and views of it."""
-
-    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
-        sizes = [shape.numel() for shape in shapes.values()]
-        self.flat = torch.zeros(sum(sizes))
-        parts = torch.split(self.flat, sizes)
-        self.views = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
 
 
 class OverlappedSync(Sync):
@@ -280,10 +268,6 @@ class OverlappedSync(Sync):
 
     # -- during the pass
 
-    @property
-    def on_ready(self) -> Any:
-        return self._send
-
     def start_step(self, token_ids: Tensor) -> None:
         mine = [unique_ids([ids[NOTICE:]]).long() for ids in self._ids]
         self.index = [torch.searchsorted(token_ids, ids) for ids in mine]
@@ -301,7 +285,7 @@ class OverlappedSync(Sync):
             self._receive("small", rank, self._pack[rank].flat, SMALL_TAG, "the loss")
 
     @torch.no_grad()
-    def _send(self, part: GradientPart, gradient: Tensor) -> None:
+    def on_ready(self, part: GradientPart, gradient: Tensor) -> None:
         name, what = part.label, f"the gradient of {part.label}"
         if name in self.small:
             self._pack[self.comm.rank].views[name].copy_(gradient)
@@ -338,7 +322,10 @@ class OverlappedSync(Sync):
             self.optimizer.update(name, self._row_sum(name), self.training.token_ids)
         total = self._update_small()
         self.comm.enter("sync")
-        self._take_others()
+        for name, owner in self.owners.items():
+            if owner != self.comm.rank:
+                message = self._arrived(f"new {name}", owner)
+                self.optimizer.apply(name, self.wire.values(message, *self.parameters[name].shape))
         self.comm.wait(*self._leaving)
         self._leaving.clear()
         self.changing = False
@@ -396,7 +383,11 @@ class OverlappedSync(Sync):
         if not self.changing:
             self.changing = True
             self.optimizer.start_step(schedule)
-            self._expect_others()
+            for name, owner in self.owners.items():
+                if owner != self.comm.rank:
+                    new = f"new {name}"
+                    into = self._message(new, owner, self.wire, *self.parameters[name].shape)
+                    self._receive(new, owner, into, self.tags[name] + 1, f"the update of {name}")
 
     def _update_owned(self, schedule: StepSchedule) -> None:
         """Muon of this rank's matrices; finished ones are sent while the rest is computed."""
@@ -408,9 +399,11 @@ class OverlappedSync(Sync):
             gradients = {name: self._contributions(name, self.training.gradients[name]) for name in names}
             self._begin_update(schedule)
             for name, direction in self.optimizer.directions(gradients).items():
-                sent = self._apply(name, direction)
+                message = self._written(f"new {name}", direction, self.wire, self._fed(name))
+                # Every rank applies it as sent, with the same bits.
+                self.optimizer.apply(name, direction if self.wire.exact else self.wire.read(message, direction))
                 for rank in self.others:
-                    self._leave(sent, rank, self.tags[name] + 1, f"the update of {name}")
+                    self._leave(message, rank, self.tags[name] + 1, f"the update of {name}")
         # A rank without matrices begins here.
         self._begin_update(schedule)
         self._finish_head(len(self.portions))
@@ -419,12 +412,6 @@ class OverlappedSync(Sync):
         """A piece of the shared head's local work, while gradients arrive and updates are sent."""
         if self.head is not None:
             self.head.finish(self.optimizer, piece, len(self.portions) + 1)
-
-    def _apply(self, name: str, direction: Tensor) -> Tensor:
-        """Update a matrix; the result is what is sent, its direction. Every rank applies it as sent, with the same bits."""
-        message = self._written(f"new {name}", direction, self.wire, self._fed(name))
-        self.optimizer.apply(name, direction if self.wire.exact else self.wire.read(message, direction))
-        return message
 
     def _update_small(self) -> float:
         for rank in self.others:
@@ -435,20 +422,6 @@ class OverlappedSync(Sync):
         for name in self.small:
             self.optimizer.update(name, total.views[name], self.training.token_ids)
         return float(total.views["loss"])
-
-    def _expect_others(self) -> None:
-        """Receive the directions of other ranks' matrices."""
-        for name, owner in self.owners.items():
-            if owner != self.comm.rank:
-                new = f"new {name}"
-                into = self._message(new, owner, self.wire, *self.parameters[name].shape)
-                self._receive(new, owner, into, self.tags[name] + 1, f"the update of {name}")
-
-    def _take_others(self) -> None:
-        for name, owner in self.owners.items():
-            if owner != self.comm.rank:
-                message = self._arrived(f"new {name}", owner)
-                self.optimizer.apply(name, self.wire.values(message, *self.parameters[name].shape))
 
 
 def share_out(shapes: Mapping[str, torch.Size], speeds: Sequence[float]) -> dict[str, int]:

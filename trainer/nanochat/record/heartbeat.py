@@ -20,12 +20,23 @@ from pathlib import Path
 from typing import Any
 
 from nanochat.kit.connections import connections
-from nanochat.record.metrics import OutputFile
 
 BEAT_SECONDS = 1.0
 # Interval of checking whether to close the connections.
 LOOK_SECONDS = 0.1
 HANG_UP = "hang-up-rank"
+
+
+class OutputFile:
+    """A file that training can do without: the first write error is reported, and all are ignored."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.warned = path, False
+
+    def warn(self, error: OSError) -> None:
+        if not self.warned:
+            print(f"warning: cannot write {self.path}: {error.strerror or error}; training continues", file=sys.stderr)
+        self.warned = True
 
 
 class Heartbeat(OutputFile):
@@ -119,11 +130,11 @@ def hang_up(run_dir: Path, rank: int) -> str | None:
     return why
 
 
-def answer_request(run_dir: Path, rank: int) -> bool:
-    """If dump-request-rankN exists, write the stack of every thread to dump-rankN.json; True if there was a request."""
+def answer_request(run_dir: Path, rank: int) -> None:
+    """If dump-request-rankN exists, write the stack of every thread to dump-rankN.json."""
     request = run_dir / f"dump-request-rank{rank}"
     if not request.exists():
-        return False
+        return
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = {
         # The innermost frame last.
@@ -137,4 +148,3 @@ def answer_request(run_dir: Path, rank: int) -> bool:
     part.write_text(json.dumps(answer), encoding="utf-8")
     part.replace(run_dir / f"dump-rank{rank}.json")
     request.unlink(missing_ok=True)
-    return True

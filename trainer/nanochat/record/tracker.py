@@ -40,7 +40,7 @@ STEP_NUMBERS = (
     "loss", "loss_smooth", "epoch", "forward_backward_seconds", "wait_seconds", "optimizer_seconds", "data_seconds", "bytes_sent",
     "memory_bytes",
 )  # fmt: skip
-# Names of a run's events (nanochat/record/metrics.py) and, if upstream sends the same number, upstream's name for it.
+# Names of a run's events (nanochat/record/journal.py) and, if upstream sends the same number, upstream's name for it.
 SENT = {
     "start": {"world": "membership/ranks", "generation": "membership/generation"},
     "step": {
@@ -68,7 +68,7 @@ class Tracker:
         self,
         client: Mlflow | Wandb | None = None,
         name: str = "none",
-        config: Mapping[str, Any] = MappingProxyType({}),
+        config: Mapping[str, object] = MappingProxyType({}),
         folder: Path = Path(),
         pause: float = SECONDS_BETWEEN_SENDS,
     ) -> None:
@@ -144,7 +144,7 @@ class Mlflow:
         self._uri, self._run, self._id = uri, run, ""
         self._client: Any = None
 
-    def open(self, config: Mapping[str, Any], previous: str | None) -> str:
+    def open(self, config: Mapping[str, object], previous: str | None) -> str:
         # MLflow's own timeout of minutes would outlast our exit.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
@@ -186,7 +186,7 @@ class Wandb:
         self._uri, self._name, self._folder = uri, run, folder
         self._run: Any = None
 
-    def open(self, config: Mapping[str, Any], previous: str | None) -> str:
+    def open(self, config: Mapping[str, object], previous: str | None) -> str:
         import wandb
 
         mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline")
@@ -215,7 +215,7 @@ def _has_wandb_key() -> bool:
 
 
 def open_tracker(
-    kind: str, uri: str, run: str, config: Mapping[str, Any], folder: Path, resumed: bool = False
+    kind: str, uri: str, run: str, config: Mapping[str, object], folder: Path, resumed: bool = False
 ) -> Tracker:
     """The configured tracker; rejects one whose package is missing. Only rank 0 should call it."""
     if kind == "none":

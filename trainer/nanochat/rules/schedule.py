@@ -48,7 +48,6 @@ class TrainingPlan:
     final_lr_frac: float
     lr_scale: float
     weight_decay: float
-    target_tokens: int
     timed: bool = False  # num_iterations is an estimate only
     momentum: Momentum = PRETRAINING
 
@@ -84,10 +83,6 @@ def auto_batch_size(target_tokens: float, reference_tokens: float) -> int:
     return 1 << max(0, round(math.log2(wanted)))
 
 
-def lr_scale(total_batch_size: int) -> float:
-    return math.sqrt(total_batch_size / REFERENCE_BATCH)
-
-
 def plan_training(
     *,
     scaling_parameters: int,
@@ -114,15 +109,15 @@ def plan_training(
         num_iterations = round(min(target_flops / (flops_per_token * total_batch_size), MOST_TOKENS))
     elif num_iterations <= 0:
         num_iterations = target_tokens // total_batch_size
+    lr_scale = math.sqrt(total_batch_size / REFERENCE_BATCH)
     return TrainingPlan(
         num_iterations=num_iterations,
         total_batch_size=total_batch_size,
         warmup_steps=warmup_steps,
         warmdown_ratio=warmdown_ratio,
         final_lr_frac=final_lr_frac,
-        lr_scale=lr_scale(total_batch_size),
-        weight_decay=weight_decay * lr_scale(total_batch_size) * reference_parameters / scaling_parameters,
-        target_tokens=target_tokens,
+        lr_scale=lr_scale,
+        weight_decay=weight_decay * lr_scale * reference_parameters / scaling_parameters,
     )
 
 

@@ -30,7 +30,6 @@ from typing import IO, Any, BinaryIO, NamedTuple, cast
 import torch
 
 from nanochat.kit.common import BadCheckpoint, UserError, disk_cause, first_line
-from nanochat.run import lineage
 
 # Our parts of the optimizer's file; upstream's loader skips unknown keys.
 LOADER_KEY, FEEDBACK_KEY = "nanochat_ddp_loader", "nanochat_ddp_feedback"
@@ -82,10 +81,10 @@ def save(
     folder: Path,
     step: int,
     rank: int,
-    optimizer: Mapping[str, Any],
-    loader: Mapping[str, Any] | None = None,
+    optimizer: Mapping[str, object],
+    loader: Mapping[str, object] | None = None,
     model: Mapping[str, torch.Tensor] | None = None,
-    meta: Mapping[str, Any] | None = None,
+    meta: Mapping[str, object] | None = None,
 ) -> Json:
     """Write this rank's part of a checkpoint; model and meta are given on the ranks that write for their folder. Returns where, and
     what it cost."""
@@ -219,15 +218,6 @@ def _names(folder: Path) -> list[str]:
         return []
     except OSError as error:
         raise BadCheckpoint(f"cannot read the checkpoints in {folder}: {error.strerror or error}.") from None
-
-
-def training_of(folder: Path, step: int) -> str:
-    """The training id of a step, from its meta file."""
-    with contextlib.suppress(*NOT_OURS):
-        known = json.loads((folder / meta_name(step)).read_bytes()).get(lineage.META_KEY)
-        if lineage.is_id(known):
-            return str(known)
-    return lineage.UNSAID
 
 
 def optimizer_ranks(folder: Path, step: int) -> list[int]:

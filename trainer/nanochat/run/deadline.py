@@ -20,7 +20,7 @@ from nanochat.kit.common import UserError
 from nanochat.parallel.sync import UNKNOWN
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import EVAL_SHARE, SAVE_RATE, WHOLE
-from nanochat.run.lineage import run_file
+from nanochat.run.resume import run_file
 
 ENDS = "NANOCHAT_ENDS"
 RECENT = 9

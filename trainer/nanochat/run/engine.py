@@ -74,11 +74,3 @@ def load_model(folder: Path, step: int, tokenizer: Tokenizer) -> GPT:
     model = GPT(config)
     checkpoint_manager.load_weights(model, folder, step)
     return model.eval()
-
-
-def newest_model(folder: Path) -> int:
-    """The newest step with a model in the folder."""
-    steps = [n for n in checkpoint_manager.steps_in(folder) if checkpoint_manager.has_model(folder, n, deep=False)]
-    if not steps:
-        raise UserError(f"there is no model in {folder}; train one with python -m scripts.base_train.")
-    return steps[-1]

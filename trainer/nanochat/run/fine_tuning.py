@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nanochat.data import conversation, tokenizer
-from nanochat.data.chat_loader import ChatLoader, PackedRows, Talks, epoch_batches
+from nanochat.data import tokenizer
+from nanochat.data.conversation import ChatLoader, PackedRows, Talks, epoch_batches, merged, to_answer
 from nanochat.data.dataloader import Pair
 from nanochat.kit import common
 from nanochat.kit.common import UserError
@@ -21,8 +21,7 @@ from nanochat.rules import schedule, stages
 from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import TrainingPlan
 from nanochat.run import checkpoint_manager, engine
-from nanochat.run.loss_eval import deal_out
-from nanochat.run.stage import Place, Reader, RunStage
+from nanochat.run.stage import Place, Reader, RunStage, deal_out
 
 SAMPLES, SAMPLE_TOKENS = 3, 48
 # Settings inherited from the base model by default.
@@ -58,7 +57,6 @@ class FineTuning(RunStage):
             # As nanochat's: the rates do not depend on the batch.
             lr_scale=self.settings.init_lr_frac,
             weight_decay=settings.weight_decay,
-            target_tokens=rows * length * steps,
             momentum=schedule.FINE_TUNING,
         )
 
@@ -90,8 +88,8 @@ class FineTuning(RunStage):
         tokenizer = run.tokenizer
         stops = engine.stops(tokenizer)
         for number in range(min(SAMPLES, len(self.talks))):
-            messages = conversation.merged(self.talks.messages(number))[:1]
-            prompt = conversation.to_answer(tokenizer, messages)[-run.settings.max_seq_len :]
+            messages = merged(self.talks.messages(number))[:1]
+            prompt = to_answer(tokenizer, messages)[-run.settings.max_seq_len :]
             answer = tokenizer.decode(list(engine.generate(run.model, prompt, SAMPLE_TOKENS, 0, stops=stops)))
             yield messages[0]["content"], f"{messages[0]['content']}\n{answer}"
 

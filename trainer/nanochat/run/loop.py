@@ -20,8 +20,8 @@ from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager
 from nanochat.run.deadline import advance
-from nanochat.run.loss_eval import bits_per_byte, nats_and_bytes
 from nanochat.run.saving import prove_identical, save
+from nanochat.run.stage import bits_per_byte, nats_and_bytes
 from nanochat.run.state import Run
 
 # A stop request during an evaluation is posted here, and the others look for it this often.

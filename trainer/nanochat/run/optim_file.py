@@ -8,7 +8,7 @@ through the groups of `Optimizer.param_groups`:
 - AdamW: exp_avg and exp_avg_sq of each parameter;
 - Muon: the matrices of a group stacked under the number of the first.
 
-    layout = OptimizerLayout.of(optimizer)
+    layout = OptimizerLayout(optimizer)
     torch.save(layout.file(state), path)                # state: by parameter name, from Optimizer.state_dict()
     state = layout.state({rank: torch.load(path)})      # from any file of ours, or from the files of all upstream ranks
 
@@ -27,8 +27,8 @@ from torch import Tensor
 
 from nanochat.model.optim import ADAMW, MUON, Optimizer, muon_shapes
 
-# Keys that upstream's loader skips: "others" in it has other ranks' parts, in files of earlier versions; SHARE names the matrices of a
-# rank that saved alone.
+# Keys that upstream's loader skips: the first one marks our files, each of which has all parts ("others" in it has other ranks' parts,
+# in files of earlier versions); SHARE names the matrices of a rank that saved alone.
 OURS_KEY, SHARE = "nanochat_ddp_state", "share"
 SPLIT = 1024
 Json = dict[str, Any]
@@ -42,17 +42,12 @@ class Unusable(Exception):
 class OptimizerLayout:
     """Where the parts of an optimizer are in its file."""
 
-    def __init__(self, groups: Sequence[Mapping[str, Any]], shapes: Mapping[str, torch.Size]) -> None:
-        """groups: as in Optimizer.param_groups, with parameter names."""
-        self.groups, self.shapes = groups, shapes
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.groups = groups = optimizer.param_groups()
+        self.shapes = {name: parameter.shape for name, parameter in optimizer.parameters.items()}
         self.numbers = {name: n for n, name in enumerate(name for group in self.groups for name in group["params"])}
         self.adamw = [name for group in groups if group["kind"] != "muon" for name in group["params"]]
         self.muon = [group["params"] for group in groups if group["kind"] == "muon"]
-
-    @classmethod
-    def of(cls, optimizer: Optimizer) -> OptimizerLayout:
-        """The layout of one of our own optimizers."""
-        return cls(optimizer.param_groups(), {name: p.shape for name, p in optimizer.parameters.items()})
 
     def file(self, state: Mapping[str, Any]) -> Json:
         """The content of a file."""
@@ -71,14 +66,9 @@ class OptimizerLayout:
 
     # -- reading
 
-    @staticmethod
-    def is_complete(file: Mapping[str, Any]) -> bool:
-        """Whether this is one of our files with all parts."""
-        return OURS_KEY in file
-
     def state(self, files: Mapping[int, Mapping[str, Any]]) -> Json:
         """The state by parameter name: from any rank's file of ours, or from all ranks' files of upstream."""
-        complete = next((file for file in files.values() if self.is_complete(file)), None)
+        complete = next((file for file in files.values() if OURS_KEY in file), None)
         first = complete or files.get(0) or next(iter(files.values()))
         self._check_groups(first)
         ours = dict(complete[OURS_KEY]) if complete else {}

@@ -16,8 +16,7 @@ import traceback
 from collections.abc import Callable
 
 from nanochat.kit.common import UserError, first_line, name_process, read_ranks
-from nanochat.kit.connections import all_ends
-from nanochat.kit.pacing import start_pacing
+from nanochat.kit.connections import all_ends, start_pacing
 from nanochat.kit.settings import Settings
 from nanochat.parallel.comm import Comm, CommError, connect
 from nanochat.record.journal import Journal

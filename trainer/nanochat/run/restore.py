@@ -27,9 +27,8 @@ from nanochat.parallel.comm import Comm
 from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager as checkpoints
-from nanochat.run import lineage
-from nanochat.run.optim_file import SHARE, OptimizerLayout, Unusable
-from nanochat.run.resume import Obtained, folder_leader, name_training, obtain
+from nanochat.run.optim_file import OURS_KEY, SHARE, OptimizerLayout, Unusable
+from nanochat.run.resume import BASE, Obtained, folder_leader, name_training, named_training, obtain
 from nanochat.run.state import Run, TrainingProgress
 
 
@@ -41,7 +40,7 @@ def restore(run: Run) -> None:
     if settings.resume or settings.resume_from_step >= 0:
         got = obtain(comm, journal, folder, run.writer, settings.resume_from_step)
     else:
-        got = Obtained(lineage.wanted(journal.folder))
+        got = Obtained(named_training(journal.folder))
     if not settings.resume and run.writer == comm.rank:
         # The run will repeat these steps.
         repeated = {step for step in checkpoints.steps_in(folder) if got.step is None or step > got.step}
@@ -65,7 +64,7 @@ def take_base_model(run: Run, base: ChatSettings) -> None:
     """Start every rank from a base model that at least one of them has."""
     comm, folder = run.comm, Path(base.base_checkpoints)
     leader = folder_leader(comm, folder)
-    training, step, files = obtain(comm, run.journal, folder, leader, base.model_step, lineage.BASE)
+    training, step, files = obtain(comm, run.journal, folder, leader, base.model_step, BASE)
     if step is None:
         raise BadCheckpoint(
             f"no rank has a base checkpoint in {folder}; train one with python -m scripts.base_train, or give "
@@ -161,7 +160,7 @@ def restore_feedback(run: Run, kept: Mapping[str, Any] | None) -> None:
 def restore_optimizer(run: Run, folder: Path, step: int, files: int) -> dict[str, Any]:
     """Momentum, second moments and step count; returns the loader's part of the file, if we wrote it."""
     comm, optimizer, say = run.comm, run.optimizer, run.journal.say
-    layout = OptimizerLayout.of(optimizer)
+    layout = OptimizerLayout(optimizer)
     file, loaders = checkpoints.load_optimizer(folder, step, files)
     # In a folder that ranks share, each has its error feedback beside the leader's file.
     beside = files != comm.rank and checkpoints.is_whole(folder, step, comm.rank)
@@ -170,7 +169,7 @@ def restore_optimizer(run: Run, folder: Path, step: int, files: int) -> dict[str
     # A folder may have more of upstream's files than were sent to the others, and all ranks must use the same.
     here = checkpoints.optimizer_ranks(folder, step)
     from_ranks = comm.exchange("the optimizer files of all ranks", here, patient=True)
-    if not layout.is_complete(file):
+    if OURS_KEY not in file:
         others = set(here).intersection(*from_ranks) - {files}
         held |= {rank: checkpoints.load_optimizer(folder, step, rank)[0] for rank in sorted(others)}
     try:

@@ -3,8 +3,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Finds the checkpoint to resume from, by all ranks together, without shared storage.
 
+A checkpoint belongs to a training: everything from step 0 on, wherever it was resumed. Each has an id, stored in every checkpoint's meta
+file. The one to resume is in training.json in the run folder. Without it, the ranks resume the one that all their checkpoints share, and
+refuse to choose between two. Checkpoints of other programs have no id: they belong to the training of the others in their folder, and
+without any, to whichever is resumed, unless some rank has a checkpoint with an id.
+
 Each of our checkpoints is complete in every folder: weights, the optimizer of all ranks, the place in the data. So
-the ranks use the newest step of their training (lineage.py) that any of them has complete, and those without it get the files,
+the ranks use the newest step of their training that any of them has complete, and those without it get the files,
 with the list that makes them count, from one that has it.
 """
 
@@ -12,8 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +29,83 @@ import torch
 from nanochat.kit.common import BadCheckpoint, UserError, disk_cause, writable_folder
 from nanochat.parallel.comm import Comm
 from nanochat.record.journal import Journal
+from nanochat.rules.causes import Cause
 from nanochat.run import checkpoint_manager as checkpoints
-from nanochat.run import lineage
 from nanochat.run.checkpoint_manager import FileEntry, NewFile
 
 CHUNK_BYTES = 16 * 2**20
+FILE = "training.json"
+RESUMED, BASE = "id", "base"  # its keys for the training to resume, and for that of its base model
+META_KEY = "training"
+UNSAID = ""
+# The steps in one rank's folder, by training id.
+Steps = Mapping[str, Sequence[int]]
+
+
+# -- the training
+
+
+def is_id(value: object) -> bool:
+    """Whether this is the id of a training."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{16}", value) is not None
+
+
+def named_training(folder: Path, key: str = RESUMED) -> str:
+    """The id that training.json in the run folder has under this key."""
+    kept = run_file(folder).get(key)
+    return str(kept) if is_id(kept) else UNSAID
+
+
+def run_file(folder: Path) -> Mapping[str, object]:
+    """The content of training.json in the run folder; empty if it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads((folder / FILE).read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def choose(asked: Sequence[str], held: Sequence[Steps]) -> str:
+    """The id of the training to resume, from each rank's training.json and checkpoints; UNSAID if no checkpoint has one."""
+    named = sorted(set(asked) - {UNSAID})
+    if len(named) > 1:
+        shown = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(asked) if name)
+        raise UserError(f"{FILE} differs: it names {shown}; name the same on all ranks.", Cause.SETTINGS_DIFFER)
+    found = sorted({name for steps in held for name in steps} - {UNSAID})
+    if named and (named[0] in found or not found):
+        return named[0]
+    if not named and len(found) < 2:
+        return found[0] if found else UNSAID
+    said = f"{FILE} names {named[0]}, but " if named else ""
+    shown = " and ".join(_where(name, held) for name in found)
+    raise BadCheckpoint(
+        f"{said}the checkpoints belong to {shown}; move them away, or name the right one in {FILE} in the run folder of each rank, "
+        f'as "{RESUMED}" to resume it, or as "{BASE}" of a base model (the others are then kept in a folder beside them).'
+    )
+
+
+def _where(name: str, held: Sequence[Steps]) -> str:
+    ranks = [rank for rank, steps in enumerate(held) if name in steps]
+    newest = max(step for rank in ranks for step in held[rank][name])
+    return f"{name} (to step {newest}, on rank {', '.join(map(str, ranks))})"
+
+
+def steps_of(training: str, mine: Steps, held: Sequence[Steps]) -> list[int]:
+    """Sorted steps of a training in a rank's folder."""
+    if training in mine or not (mine.keys() - {UNSAID} or any(training in steps for steps in held)):
+        return sorted({*mine.get(training, ()), *mine.get(UNSAID, ())})
+    return []
+
+
+def training_of(folder: Path, step: int) -> str:
+    """The training id of a step, from its meta file."""
+    with contextlib.suppress(*checkpoints.NOT_OURS):
+        known = json.loads((folder / checkpoints.meta_name(step)).read_bytes()).get(META_KEY)
+        if is_id(known):
+            return str(known)
+    return UNSAID
+
+
+# -- the checkpoint
 
 
 def folder_leader(comm: Comm, folder: Path) -> int:
@@ -51,17 +130,15 @@ class Obtained(NamedTuple):
     files: int = -1
 
 
-def obtain(
-    comm: Comm, journal: Journal, folder: Path, leader: int, wanted: int = -1, key: str = lineage.RESUMED
-) -> Obtained:
+def obtain(comm: Comm, journal: Journal, folder: Path, leader: int, wanted: int = -1, key: str = RESUMED) -> Obtained:
     """Find the checkpoint to continue from, and bring it into every folder. wanted: its step; -1: the newest.
 
     Steps of other trainings are set aside; in another run's folder only one of the same number, which would be overwritten.
     """
-    training, steps = find_training(comm, folder, lineage.wanted(journal.folder, key))
+    training, steps = find_training(comm, folder, named_training(journal.folder, key))
     found = choose_step(comm, journal, folder, wanted, steps)
     others = set(checkpoints.steps_in(folder)) - set(steps[comm.rank])
-    if key != lineage.RESUMED:
+    if key != RESUMED:
         others &= {found[0]} if found else set()
     if leader == comm.rank:
         checkpoints.set_aside(folder, others, journal.say)
@@ -75,17 +152,17 @@ def find_training(comm: Comm, folder: Path, wanted: str) -> tuple[str, list[list
     belong to; and its steps in each rank's folder."""
     mine: dict[str, list[int]] = {}
     for step in checkpoints.steps_in(folder):
-        mine.setdefault(checkpoints.training_of(folder, step), []).append(step)
+        mine.setdefault(training_of(folder, step), []).append(step)
     from_ranks = comm.exchange("the trainings of all checkpoints", [wanted, mine])
     held = [steps for dummy, steps in from_ranks]
-    chosen = lineage.choose([name for name, dummy in from_ranks], held)
-    return chosen, [lineage.steps_of(chosen, one, held) for one in held]
+    chosen = choose([name for name, dummy in from_ranks], held)
+    return chosen, [steps_of(chosen, one, held) for one in held]
 
 
 def name_training(comm: Comm, known: str) -> str:
     """The known training id, or a new one for all ranks."""
     from_ranks = comm.exchange("the id of this training", [known, secrets.token_hex(8)])
-    return lineage.choose([name for name, dummy in from_ranks], []) or str(from_ranks[0][1])
+    return choose([name for name, dummy in from_ranks], []) or str(from_ranks[0][1])
 
 
 def choose_step(

@@ -37,10 +37,10 @@ def checkpoint(run: Run) -> dict[str, Any]:
     if run.writer != run.comm.rank:
         # The rank that writes for our folder writes everything else.
         return {"optimizer": feedback}
-    return whole_contents(run, {**OptimizerLayout.of(run.optimizer).file(optimizer), **feedback}, routes)
+    return whole_contents(run, {**OptimizerLayout(run.optimizer).file(optimizer), **feedback}, routes)
 
 
-def whole_contents(run: Run, optimizer: Mapping[str, Any], routes: Sequence[str]) -> dict[str, Any]:
+def whole_contents(run: Run, optimizer: Mapping[str, object], routes: Sequence[str]) -> dict[str, Any]:
     """With the place in the data after the last finished step, and each rank's matrix library."""
     state = run.feed.state()
     loader = {"ranks": [{**state, "route": route} for route in routes]}
@@ -119,7 +119,7 @@ def save_alone(run: Run) -> str | None:
     owners, rank = run.sync.owners, run.comm.rank
     # A rank's copies of other matrices are as old as its last start.
     state["muon"] = {name: one for name, one in state["muon"].items() if owners.get(name, rank) == rank}
-    file = OptimizerLayout.of(run.optimizer).file({**state, SHARE: sorted(state["muon"])})
+    file = OptimizerLayout(run.optimizer).file({**state, SHARE: sorted(state["muon"])})
     contents = whole_contents(run, file, [numerics.route()] * run.comm.world)
     try:
         saved = checkpoint_manager.save(run.checkpoints, step, rank, **contents)

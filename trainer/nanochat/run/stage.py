@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from nanochat.data import dataset
-from nanochat.data.chat_loader import ChatLoader
+from nanochat.data.conversation import ChatLoader
 from nanochat.data.dataloader import BATCHES_AHEAD, Loader, Pair, why_not_exact
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError
@@ -26,8 +31,8 @@ from nanochat.parallel.comm import Comm
 from nanochat.rules import stages
 from nanochat.rules.model_size import ModelConfig, flops_per_token, parameters
 from nanochat.rules.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
+from nanochat.rules.shares import spread
 from nanochat.run import engine
-from nanochat.run.loss_eval import deal_out, eval_steps
 
 Place = Mapping[str, Any]  # a position in the data
 # Prompts for --sample-every: simple, with answers that are easy to check, and beginnings of any text.
@@ -122,7 +127,7 @@ class RunStage:
     def evaluation(self, run: Reader) -> Iterator[tuple[Iterator[Pair], int | None]]:
         """This rank's part of the evaluation batches, and their number, if known in advance."""
         rows, world = run.settings.device_batch_size, run.comm.world
-        steps = eval_steps(run.settings.eval_tokens, rows, run.settings.max_seq_len)
+        steps = max(1, run.settings.eval_tokens // (rows * run.settings.max_seq_len))
         # Every rank packs all rows: the result must not depend on the number of ranks.
         loader = self.shards(run, "val", rows, ahead=BATCHES_AHEAD * world)
         try:
@@ -149,3 +154,43 @@ def model_config(settings: Settings, vocab_size: int, depth: int | None = None) 
         vocab_size,
         settings.window_pattern,
     )
+
+
+# -- evaluation
+
+
+def deal_out(batches: Iterable[Pair], rank: int, world: int) -> Iterator[Pair]:
+    """One rank's rows of batches that all ranks read alike: a batch per rank, and equal parts of the last few.
+
+    So the ranks together evaluate what one rank alone would, whatever their number.
+    """
+    source = iter(batches)
+    while taken := list(itertools.islice(source, world)):
+        ids, targets = (torch.cat(parts) for parts in zip(*taken, strict=True))
+        sizes = spread(len(ids), world)
+        mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        if sizes[rank]:
+            yield ids[mine], targets[mine]
+
+
+@torch.no_grad()
+def nats_and_bytes(
+    losses_of: Callable[[Tensor, Tensor], Tensor], batches: Iterable[Pair], token_bytes: Tensor
+) -> Tensor:
+    """The nats of all targets that represent bytes, and those bytes; totals that add up over the ranks."""
+    totals = torch.zeros(2, dtype=torch.float64)
+    for ids, targets in batches:
+        losses = losses_of(ids, targets).flatten()
+        flat = targets.flatten()
+        # Special tokens have no bytes, and a target of -1 is no token.
+        sizes = torch.where(flat >= 0, token_bytes[flat.clamp(min=0)], 0)
+        counted = sizes > 0
+        totals[0] += losses[counted].double().sum()
+        totals[1] += sizes.sum()
+    return totals
+
+
+def bits_per_byte(totals: Tensor) -> float:
+    """The result from all ranks' totals."""
+    nats, size = totals.tolist()
+    return nats / (math.log(2) * size) if size else math.inf

@@ -8,11 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from nanochat.data.conversation import ChatLoader
+from nanochat.data.dataloader import Loader, Pair
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import memory_available
 from nanochat.kit.settings import Settings, rank_shares
@@ -24,14 +27,13 @@ from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer, Undo
 from nanochat.parallel.balance import Balancer, Shares
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.shared_head import make_head
-from nanochat.parallel.sync import Sync, make_sync
+from nanochat.parallel.sync import Notice, Sync, make_sync
 from nanochat.record.journal import Journal
 from nanochat.rules.model_size import flops_per_token, parameters
 from nanochat.rules.schedule import StepSchedule, TrainingPlan
 from nanochat.rules.shares import passes_of
-from nanochat.run import lineage
 from nanochat.run.deadline import Deadline
-from nanochat.run.feed import Feed
+from nanochat.run.resume import META_KEY
 from nanochat.run.stage import RunStage
 
 SMOOTHING = 0.9
@@ -53,6 +55,65 @@ class TrainingProgress:
         """Add a step's loss; returns the debiased running mean."""
         self.smooth_loss = SMOOTHING * self.smooth_loss + (1 - SMOOTHING) * loss
         return self.smooth_loss / (1 - SMOOTHING ** (self.step + 1))
+
+
+class Feed:
+    """This rank's rows of each step, which all ranks read alike: so a step has the same rows for any number of ranks and any shares.
+
+    Reads ahead if allowed, and then sends the token ids ahead too.
+    """
+
+    def __init__(self) -> None:
+        self.sync: Sync
+        self.loader: Loader | ChatLoader
+        self.passes: list[int] = []
+        self.mine = slice(0)
+        self.seconds = 0.0
+        self._batches: list[Pair] | None = None
+        # The loader's last batch: of the coming step, and of the last finished one.
+        self._taken: Any = None
+        self._finished: Any = None
+
+    def take_shares(self, sync: Sync, before: int, passes: Sequence[int]) -> None:
+        """Change this rank's rows: so many per pass, after those of the ranks before it."""
+        self.sync, self.passes = sync, [rows for rows in passes if rows]
+        self.mine = slice(before, before + sum(passes))
+
+    def offer(self, notice: Notice) -> None:
+        """Read the coming step's batches and send their ids to the other ranks."""
+        begun = time.perf_counter()
+        inputs, targets = (rows[self.mine].split(self.passes) for rows in self.loader.next_batch())
+        self._batches = list(zip(inputs, targets, strict=True))
+        self.seconds += time.perf_counter() - begun
+        self.sync.offer_ids([ids for ids, dummy in self._batches], notice)
+
+    @property
+    def offered(self) -> bool:
+        """Whether the coming step's were offered."""
+        return self._batches is not None
+
+    def take(self) -> tuple[list[Pair], dict[str, int]]:
+        """This step's batches and their position in the data."""
+        batches, self._batches = self._batches, None
+        self._taken = self.loader.last
+        return batches or [], self.loader.position()
+
+    def finish(self) -> None:
+        """Finish the step whose batches were taken; what was read ahead does not count yet."""
+        self._finished, self._taken = self._taken, None
+
+    def state(self) -> dict[str, Any]:
+        """The loader's state after the last finished step."""
+        return self.loader.state(self._finished)
+
+    def position(self) -> dict[str, int]:
+        """The last finished step's position in the data."""
+        return self._finished.cursor.position() if self._finished else self.loader.position()
+
+    def take_seconds(self) -> float:
+        """Seconds spent reading since the last call."""
+        taken, self.seconds = self.seconds, 0.0
+        return taken
 
 
 @dataclasses.dataclass
@@ -84,7 +145,7 @@ class Run:
     saved: list[int] = dataclasses.field(default_factory=list)
     unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
     stop_asked: bool = False
-    training_id: str = ""  # see lineage.py
+    training_id: str = ""  # see resume.py
     base: dict[str, Any] = dataclasses.field(default_factory=dict)  # training and step of the model it began with
     deadline: Deadline | None = None  # of a timed run, on the rank whose clock counts
     ends: float | None = None  # of a timed run: seconds since 1970 by this host's clock
@@ -157,7 +218,7 @@ class Run:
         progress = self.progress
         return {
             "step": progress.step,
-            lineage.META_KEY: self.training_id,
+            META_KEY: self.training_id,
             **({"base": self.base} if self.base else {}),
             "val_bpb": progress.val_bpb,
             "model_config": dataclasses.asdict(self.model.config),
