@@ -72,11 +72,7 @@ def write_json_when_full(path: str, document: Any, mode: int = 0o644) -> None:
 
 def read_text(path: str) -> str:
     """Read a small text file, such as those of /proc and /sys; empty if that fails."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    return read_bytes(path).decode("utf-8", "replace")
 
 
 def read_bytes(path: str) -> bytes:

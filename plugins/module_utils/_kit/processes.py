@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processes and listening ports of this host, read from /proc.
+"""Processes and listening ports of this host, read from /proc, and whether a logout ends them.
 
 Pids are reused, so a process is identified by its pid and the clock tick at which it
 started, and across reboots by the kernel's boot id too. Processes that end while being read are skipped.
@@ -16,6 +16,7 @@ import socket
 import sys
 from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
+from . import bare
 from .files import read_bytes, read_text
 
 # Every process of a session has this variable, which tells it from lookalikes.
@@ -94,10 +95,13 @@ def process(pid: int, proc: str = "/proc") -> Process | None:
     folder = os.path.join(proc, str(pid))
     try:
         name, fields = _stat(folder)
-        uid = _uid(folder)
+        # The folder of a non-dumpable process belongs to root, so read the status.
+        uid = int(_read(os.path.join(folder, "status")).partition(b"\nUid:")[2].split()[0])
         argv = _read(os.path.join(folder, "cmdline")).rstrip(b"\0")
         words = tuple(os.fsdecode(word) for word in argv.split(b"\0")) if argv else ()
-        variables = _variables(folder)
+        # The initial environment; empty if unreadable.
+        entries = (one.partition(b"=") for one in read_bytes(os.path.join(folder, "environ")).split(b"\0"))
+        variables = {os.fsdecode(key): os.fsdecode(value) for key, equals, value in entries if equals}
         again = _stat(folder)[1]
     except (OSError, ValueError, IndexError):
         return None
@@ -170,6 +174,22 @@ def descendants(parents: Mapping[int, int], roots: Iterable[int]) -> set[int]:
     return found
 
 
+class Logind(NamedTuple):
+    """Settings of systemd-logind for a user's processes at logout."""
+
+    kills: bool
+    lingers: bool
+
+
+def logind(user: str) -> Logind:
+    """Ask loginctl; if it does not answer, nothing is killed."""
+    manager = bare.tool(["loginctl", "show-session", "-p", "KillUserProcesses", "-p", "KillExcludeUsers"])[1]
+    answers = dict(line.partition("=")[::2] for line in manager.splitlines())
+    kills = answers.get("KillUserProcesses") == "yes" and user not in answers.get("KillExcludeUsers", "root").split()
+    linger = bare.tool(["loginctl", "show-user", user, "-p", "Linger"])[1]
+    return Logind(kills, "Linger=yes" in linger.split())
+
+
 def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[ListeningSocket]:
     """Processes that listen on these TCP ports, once per address."""
     wanted = set(ports)
@@ -193,14 +213,6 @@ def _stat(folder: str) -> tuple[str, list[str]]:
     return head.split("(", 1)[1], tail.split()
 
 
-def _uid(folder: str) -> int:
-    # The folder of a non-dumpable process belongs to root, so read the status.
-    for line in _read(os.path.join(folder, "status")).splitlines():
-        if line.startswith(b"Uid:"):
-            return int(line.split()[1])
-    raise ValueError(f"no Uid in {folder}/status")
-
-
 def _run_of(variables: dict[str, str], argv: Sequence[str] = ()) -> str | None:
     """The run of a session's process: from its environment, or from its command line if it is another user's."""
     folder = variables.get("NANOCHAT_BASE_DIR", "").rstrip("/") if SESSION_VARIABLE in variables else ""
@@ -209,12 +221,6 @@ def _run_of(variables: dict[str, str], argv: Sequence[str] = ()) -> str | None:
     named = [word[len("--run=") :] for word in argv if word.startswith("--run=")]
     is_ours = any(word.startswith("scripts.") for word in argv)
     return os.path.basename(folder) or (named[0] if named and is_ours else None)
-
-
-def _variables(folder: str) -> dict[str, str]:
-    """The initial environment of a process; empty if unreadable."""
-    entries = (one.partition(b"=") for one in read_bytes(os.path.join(folder, "environ")).split(b"\0"))
-    return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in entries if equals}
 
 
 def _listening(proc: str) -> Iterator[tuple[str, int, int, str]]:

@@ -16,7 +16,6 @@ from typing import Optional, Tuple
 from .._contract.run_folder import SESSION, SESSION_FILES
 from .._kit import bare, processes
 from .._kit.files import read_bytes, write_whole
-from .._kit.logind import logind
 from . import tmux
 from .record import LAUNCH, cut_short, launch_in, record_in, runner_argv
 
@@ -78,7 +77,9 @@ class BootEntry:
 def _is_possible(user: str, dry: bool) -> bool:
     """Whether this user's systemd can start programs at boot. Enables lingering, unless only checking."""
     has_systemd = bare.run(["systemctl", "--user", "show-environment"])[0] == 0
-    return has_systemd and (logind(user).lingers or dry or bare.run(["loginctl", "enable-linger", user])[0] == 0)
+    return has_systemd and (
+        processes.logind(user).lingers or dry or bare.run(["loginctl", "enable-linger", user])[0] == 0
+    )
 
 
 def _unit(name: str) -> Tuple[Path, Path]:

@@ -19,7 +19,6 @@ from .._contract.run_folder import SESSION, SESSION_FILES
 from .._kit import bare, host_code, processes
 from .._kit import env_file as env_file_utils
 from .._kit.files import Busy, locked, write_json_when_full, write_unless_same
-from .._kit.logind import logind
 from . import boot, reaper
 from . import runner as session_runner
 from . import tmux as tmux_utils
@@ -372,7 +371,7 @@ def connect(state: str) -> tmux_utils.Tmux:
     os.environ.pop("TMUX", None)
     if state not in ("started", "restarted"):
         return tmux_utils.Tmux()
-    kills, lingers = logind(processes.user_name(os.getuid()))
+    kills, lingers = processes.logind(processes.user_name(os.getuid()))
     scope = shutil.which("systemd-run") if kills and lingers and os.environ.get("XDG_RUNTIME_DIR") else None
     # Outside our login, which logging out would kill.
     return tmux_utils.Tmux([scope, "--user", "--scope", "--quiet", "--"] if scope else ())
