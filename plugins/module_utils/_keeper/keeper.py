@@ -185,21 +185,18 @@ class Keeper:
         # Save before publishing; until that is possible, the others continue without this host.
         if self._remember(decided):
             self.own = decided
-            self._carry_out(order)
+            if order == membership.START and self.own.public.generation is not None:
+                self.rank.start(self.own.public.generation)
+            elif order:
+                # A user who stops the run for good sets the time limit himself.
+                least = self.patience if self.own.after_ending in states.OVER else 0.0
+                self.rank.end(order, least, self.own.public.why)
             self.talk.publish(self.own.public)
         else:
             self.talk.publish(
                 self.own.public._replace(state=states.STUCK, why="%s cannot write to its disk" % self.host)
             )
         self._report(before)
-
-    def _carry_out(self, order: str) -> None:
-        if order == membership.START and self.own.public.generation is not None:
-            self.rank.start(self.own.public.generation)
-        elif order:
-            # A user who stops the run for good sets the time limit himself.
-            least = self.patience if self.own.after_ending in states.OVER else 0.0
-            self.rank.end(order, least, self.own.public.why)
 
     def _see_rank(self, now: float) -> None:
         """The state of this host's rank, or how it ended."""
@@ -211,9 +208,11 @@ class Keeper:
             failure, steps = self.rank.own_failure() if self.code else None, self.rank.steps()
             self.own = membership.rank_ended(self.rules, self.own, now, steps, ended, error, failure)
         elif self.rank.stuck:
+            # It survived even SIGKILL: nobody waits for this host until it has ended.
             pids = ", ".join(map(str, self.rank.stuck))
             why = "the rank of %s (pid %s) cannot be killed: it hangs in the kernel" % (self.host, pids)
-            self.own = membership.rank_stuck(self.own, now, why)
+            if self.own.public.state != states.STUCK:
+                self.own = membership.change(self.own, now, states.STUCK, why=why)
         elif self.rank.process is not None:
             self.own = self.own.with_fields(steps=self.rank.steps())
             self._note_apart_since()

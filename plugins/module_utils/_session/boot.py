@@ -13,11 +13,11 @@ import shlex
 from pathlib import Path
 from typing import Optional, Tuple
 
-from .._contract.run_folder import SESSION, SESSION_FILES
+from .._contract.run_folder import SESSION_FILES
 from .._kit import bare, processes
 from .._kit.files import read_bytes, write_whole
 from . import tmux
-from .record import LAUNCH, cut_short, launch_in, record_in, runner_argv
+from .record import cut_short, launch_in, record_in, runner_argv
 
 SYSTEMD, NONE = "systemd", "none"
 BOOT = "boot"
@@ -49,7 +49,10 @@ class BootEntry:
         has_unit = self.link.is_symlink() and read_bytes(str(self.unit)) == self.unit_text
         before = SYSTEMD if has_unit else NONE
         user = processes.user_name(os.getuid())
-        after = SYSTEMD if wanted and _is_possible(user, check) else NONE
+        after = NONE
+        if wanted and bare.run(["systemctl", "--user", "show-environment"])[0] == 0:
+            lingers = processes.logind(user).lingers or check or bare.run(["loginctl", "enable-linger", user])[0] == 0
+            after = SYSTEMD if lingers else NONE
         why = "systemd starts no programs of %s at boot" % user if wanted and after == NONE else ""
         try:
             if not check and (after != before or after == NONE):
@@ -74,14 +77,6 @@ class BootEntry:
         bare.run(["sh", "-c", WITHOUT_LINE, "sh", self.in_cron])
 
 
-def _is_possible(user: str, dry: bool) -> bool:
-    """Whether this user's systemd can start programs at boot. Enables lingering, unless only checking."""
-    has_systemd = bare.run(["systemctl", "--user", "show-environment"])[0] == 0
-    return has_systemd and (
-        processes.logind(user).lingers or dry or bare.run(["loginctl", "enable-linger", user])[0] == 0
-    )
-
-
 def _unit(name: str) -> Tuple[Path, Path]:
     """A unit of the user's systemd, and the link by which it starts."""
     folder, file = Path.home() / ".config/systemd/user", "nanochat-%s.service" % name.removeprefix("nanochat-")
@@ -94,7 +89,7 @@ def _quoted(word: str) -> str:
 
 def was_cut_short(run_dir: str) -> bool:
     """Whether a session had neither ended nor been stopped, and is gone."""
-    record = record_in(os.path.join(run_dir, SESSION))
+    record = record_in(run_dir)
     over = record.get("ended") is not None and not cut_short(record.get("exit_code"))
     stopped = record.get("stopped") or os.path.exists(os.path.join(run_dir, SESSION_FILES, "stop"))
     # The boot id alone does not tell: a container keeps its machine's.
@@ -105,6 +100,6 @@ def was_cut_short(run_dir: str) -> bool:
 
 def restart(run_dir: str) -> None:
     """After a reboot, start the session again if it was cut short."""
-    launch = launch_in(os.path.join(run_dir, SESSION_FILES, LAUNCH))
+    launch = launch_in(run_dir)
     if launch.get("session") and was_cut_short(run_dir):
         tmux.Tmux().start(launch["session"], run_dir)

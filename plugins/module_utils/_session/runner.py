@@ -98,11 +98,6 @@ class Output(threading.Thread):
             self._write(1, data)
             self._write(self.log, data)
 
-    def finish(self) -> None:
-        """Wait for the rest of it, but not for a process that nobody can kill."""
-        os.close(self.sink)
-        self.join(2.0)
-
     def say(self, text: str) -> None:
         """A message of the runner, only for the pane."""
         self._write(1, f"[{text}]\n".encode("utf-8", "backslashreplace"))
@@ -184,7 +179,9 @@ class Runner:
             if self._over():
                 break
             pause = min(2 * pause, _LONGEST_SECONDS)
-        output.finish()
+        # Wait for the rest of it, but not for a process that nobody can kill.
+        os.close(output.sink)
+        output.join(2.0)
         self._ended(code, output)
 
     def _start(self, output: Output) -> None:
