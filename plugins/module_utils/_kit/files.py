@@ -14,6 +14,8 @@ import tempfile
 import time
 from typing import Any, Iterator, List
 
+from .words import bytes_text
+
 # Larger than any file of ours; larger files are not read into memory.
 LONGEST_JSON = 64 * 1024 * 1024
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -134,6 +136,18 @@ def locked(path: str, patience: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def folder_problem(folder: str, need: int = 0) -> str:
+    """Make a folder; why that or room for so many more bytes is impossible, after its name; empty if all is well."""
+    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+    except OSError as why:
+        return f"cannot be created: {why.strerror}"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"cannot be written by this user (id {os.getuid()})"
+    free = free_bytes(folder)
+    return f"needs {bytes_text(need)} more, but its file system has {bytes_text(free)} free" if free < need else ""
 
 
 def free_bytes(folder: str) -> int:

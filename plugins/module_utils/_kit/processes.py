@@ -17,7 +17,7 @@ import sys
 from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from . import bare
-from .files import read_bytes, read_text
+from .files import paths_in, read_bytes, read_text
 
 # Every process of a session has this variable, which tells it from lookalikes.
 SESSION_VARIABLE = "NANOCHAT_DDP_SESSION"
@@ -231,14 +231,10 @@ def _listening(proc: str) -> Iterator[tuple[str, int, int, str]]:
             fields = line.split()
             if len(fields) > 9 and fields[3] == _LISTEN:
                 address, port = fields[1].split(":")
-                yield decoded_address(address), int(port, 16), int(fields[7]), fields[9]
-
-
-def decoded_address(text: str) -> str:
-    """Decode the kernel's address, words in the host's byte order."""
-    words = [int(text[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(text), 8)]
-    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
-    return socket.inet_ntop(family, b"".join(words))
+                # Words in the host's byte order.
+                words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8)]
+                family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
+                yield socket.inet_ntop(family, b"".join(words)), int(port, 16), int(fields[7]), fields[9]
 
 
 def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
@@ -246,20 +242,8 @@ def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     owners: dict[str, int] = {}
     for pid in sorted(_pids(proc)):
-        for link in open_files(os.path.join(proc, str(pid), "fd")):
-            if link in wanted:
-                owners.setdefault(wanted[link], pid)
+        # Another user's open files are unknown; one may be closed meanwhile.
+        for path in paths_in(os.path.join(proc, str(pid), "fd")):
+            with contextlib.suppress(OSError, KeyError):
+                owners.setdefault(wanted[os.readlink(path)], pid)
     return owners
-
-
-def open_files(folder: str) -> Iterator[str]:
-    """Targets of a process's open files; none if it is another user's. Skips files closed meanwhile."""
-    try:
-        descriptors = os.listdir(folder)
-    except OSError:
-        return
-    for descriptor in descriptors:
-        try:
-            yield os.readlink(os.path.join(folder, descriptor))
-        except OSError:
-            continue

@@ -8,10 +8,11 @@ The unit runs the session's runner with the word `boot`, which repeats the last 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import List, Optional, Tuple
 
 from .._contract.run_folder import SESSION_FILES
 from .._kit import bare, processes
@@ -103,3 +104,15 @@ def restart(run_dir: str) -> None:
     launch = launch_in(run_dir)
     if launch.get("session") and was_cut_short(run_dir):
         tmux.Tmux().start(launch["session"], run_dir)
+
+
+def end_sessions(folders: List[str]) -> None:
+    """End the sessions of finished runs in these folders, and what starts them after a reboot: a stop leaves it to the next start."""
+    server = tmux.Tmux()
+    for folder in folders:
+        name, files = record_in(folder).get("session"), os.path.join(folder, SESSION_FILES)
+        with contextlib.suppress(tmux.TmuxError):
+            if name and server.other(tmux.check_name(name), files) == "":
+                server.kill(name)
+        if os.path.isdir(files):
+            BootEntry("", folder).bring(False, check=False)

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from typing import List, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 from .._contract.run_folder import SESSION_FILES
 from .._kit import bare, processes
-from .record import RUNNER, record_in, runner_argv
+from .record import RUNNER, runner_argv
 
 OURS = os.path.join(SESSION_FILES, RUNNER)  # in the command of each session that we have started
 DYING_SERVERS = 5  # retries before this is an error
@@ -99,13 +98,3 @@ class Tmux:
         if code:
             why = (err or out).strip() or f"code {code}"
             raise TmuxError(f"session {name}: `{' '.join([self.path, *words[:3]])} ...` failed: {why}")
-
-
-def end_sessions(folders: List[str]) -> None:
-    """End the tmux sessions of finished runs in these run folders."""
-    tmux = Tmux()
-    for folder in folders:
-        name = record_in(folder).get("session")
-        with contextlib.suppress(TmuxError):
-            if name and tmux.other(check_name(name), os.path.join(folder, SESSION_FILES)) == "":
-                tmux.kill(name)

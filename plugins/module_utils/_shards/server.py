@@ -85,9 +85,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     timeout = 60
     server: Server
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
     def do_GET(self) -> None:
         settings, self.server.last_asked = self.server.settings, time.monotonic()
         found = re.fullmatch(r"/(\d{1,9})/(.+)", urllib.parse.unquote(self.path))
@@ -101,6 +98,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self._answer(settings.folder, entry, int(found[1]))
             except FileNotFoundError:  # it has just got its name
                 self._head(503)
+
+    do_HEAD = do_GET
 
     def _answer(self, folder: str, entry: ManifestEntry, piece: int) -> None:
         is_question = self.command == "HEAD"
@@ -140,10 +139,6 @@ class Server(socketserver.ThreadingTCPServer):
         self.allow = {ipaddress.ip_address(one) for one in settings.allow}
         self.last_asked = time.monotonic()
         super().__init__((settings.address, port), Handler)
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         return ipaddress.ip_address(client_address[0]) in self.allow
@@ -203,15 +198,20 @@ def start(settings: ServerSettings) -> dict[str, Any]:
             stop(old)
     with bound(settings) as server:
         pid, begun = background.spawn(NAME, [server.socket], server.work)
-        state: dict[str, Any] = {"pid": pid, "pid_start": begun, "address": settings.address, "port": server.port}
+        state: dict[str, Any] = {
+            "pid": pid,
+            "pid_start": begun,
+            "address": settings.address,
+            "port": server.server_address[1],
+        }
     state["settings"] = digest_of(settings)
     os.makedirs(os.path.dirname(settings.place), mode=0o700, exist_ok=True)
     write_json(settings.place, state, 0o600)
     return state
 
 
-def stop(place: str) -> dict[str, Any] | None:
-    """Stop exactly this server; returns its state, None if it was not running."""
+def stop(place: str) -> None:
+    """Stop exactly this server, if it runs."""
     state = running(place)
     if state is not None:
         background.end(state["pid"], state["pid_start"], STOP_SECONDS)
@@ -219,4 +219,3 @@ def stop(place: str) -> dict[str, Any] | None:
         os.unlink(place)
     with contextlib.suppress(OSError):  # another transfer goes on
         os.rmdir(os.path.dirname(place))
-    return state

@@ -22,7 +22,6 @@ from .folder import (
     Manifest,
     ManifestEntry,
     ShardsError,
-    check_space,
     compare,
     data_files,
     files_of_run,
@@ -273,7 +272,7 @@ def _bring(request: ShardsRequest, outcome: ShardsOutcome, lacking: list[Manifes
         outcome.sources[request.host] = sum(one.bytes for one in lacking) - outcome.bytes
     if not wanted:
         return
-    check_space(request.path, outcome.bytes - part_bytes(request.path, wanted))
+    make_folder(request.path, outcome.bytes - part_bytes(request.path, wanted))
     before, behind = (
         [Source(peer, options["secret"] or "", options["address"] or "") for peer in peers]
         for peers in around(request.host, options["peers"])
