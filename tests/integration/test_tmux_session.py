@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import Logind, logind
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, runner
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
@@ -672,7 +673,7 @@ def test_field_12_logging_out_where_systemd_kills(job, tmp_path, monkeypatch, ki
     program, scope = tmp_path / "systemd-run", tmp_path / "scope"
     program.write_text(f'#!/bin/sh\necho "$@" >{scope}\nshift 4\nexec "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setattr(processes, "logind", lambda user: processes.Logind(kills, lingers))
+    monkeypatch.setattr(session_utils, "logind", lambda user: Logind(kills, lingers))
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
@@ -707,9 +708,9 @@ def test_a_play_inside_the_session_does_not_stop_itself(job):
 @pytest.mark.parametrize(("user", "kills"), [("root", False), ("lzw", True)])
 def test_root_is_excluded_from_the_killing_by_default(user, kills, monkeypatch):
     monkeypatch.setattr(bare, "tool", lambda argv: (0, "KillUserProcesses=yes\nKillExcludeUsers=root\nLinger=no\n", ""))
-    assert processes.logind(user) == (kills, False)
+    assert logind(user) == (kills, False)
     monkeypatch.setattr(bare, "tool", lambda argv: (127, "", "not installed"))
-    assert processes.logind(user) == (False, False)
+    assert logind(user) == (False, False)
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Optional
+from typing import Dict, Optional
 
+from .._contract.document import Document
 from .._contract.run_folder import KEEPER_FOLDER, KEEPER_JOIN, KEEPER_LEAVE
 from .._contract.training import Launched
 from .._kit import host_code
@@ -20,7 +21,7 @@ from . import keeper
 
 def run_folder(
     path: str,
-    plan: Dict[str, Any],
+    plan: Document,
     state: str = "deployed",
     fresh: bool = False,
     training: Optional[Launched] = None,

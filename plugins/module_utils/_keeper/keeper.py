@@ -145,7 +145,12 @@ class Keeper:
         while not self.over():
             self.turn(TICK)
         self.rank.close()
-        self._linger()
+        # Keep answering questions about the end, unless all others know.
+        until, others = time.monotonic() + LINGER, len(self.rules.hosts) - 1
+        while time.monotonic() < until and others > sum(
+            one.public.state in states.OVER for one in self.received.values()
+        ):
+            self._receive(TICK)
         self.talk.close()
         codes = {states.FAILED: self.code, states.AWAY: COME_BACK}
         return codes.get(self.own.public.state, 0)
@@ -165,8 +170,9 @@ class Keeper:
         with contextlib.suppress(queue.Empty):
             other = self.talk.received.get(timeout=seconds)
             while True:
-                before = self.received.get(other.host)
-                self.received[other.host] = membership.receive(before, other, time.monotonic(), self.rules.lost)
+                before, now = self.received.get(other.host), time.monotonic()
+                since = before.since if before is not None and now - before.at <= self.rules.lost else now
+                self.received[other.host] = membership.Received(other, now, since)
                 other = self.talk.received.get_nowait()
 
     def turn(self, seconds: float) -> None:
@@ -293,14 +299,6 @@ class Keeper:
             self.own = memory.slept(self.own, time.monotonic(), now - before)
             self._tell("awake", "after %.0f s" % (now - before))
         self.own = memory.woken(self.own, self.received, self.woke)
-
-    def _linger(self) -> None:
-        """Keep answering questions about the end, unless all others know."""
-        until, others = time.monotonic() + LINGER, len(self.rules.hosts) - 1
-        while time.monotonic() < until:
-            if sum(one.public.state in states.OVER for one in self.received.values()) == others:
-                return
-            self._receive(TICK)
 
     # -- output for people and programs
 

@@ -121,11 +121,6 @@ Messages = Mapping[str, Received]
 States = Mapping[str, KeeperState]
 
 
-def receive(received: Optional[Received], other: KeeperState, now: float, lost: float) -> Received:
-    """Receive a message."""
-    return Received(other, now, received.since if received is not None and now - received.at <= lost else now)
-
-
 # -- who may train
 
 
@@ -236,11 +231,13 @@ def _gather(rules: Rules, own: OwnState, received: Messages, states: States, now
     me, around = own.public.host, present(own, states)
     if own.public.state == OFFERED:
         return _offering(rules, own, states, now)
-    started = _begin_promised(own, states, now)
-    if started is not None:
-        return started, START
+    mine = own.public.generation
+    caller = states.get(mine.members[0]) if mine is not None else None
+    # The newest promised generation starts once it is effective.
+    is_effective = caller is not None and (caller.generation, caller.state) == (mine, TRAINING)
+    if mine is not None and is_effective and own.public.started < mine.number == own.public.promised:
+        return _started(own, mine, now), START
     if own.public.state == PROMISED:
-        caller = states.get(_current_generation(own).members[0])
         # The host that made our promised offer still offers it; a silent one may.
         offers = caller is None or (caller.promised == own.public.promised and caller.state in (OFFERED, TRAINING))
         if offers and now - own.since <= rules.begin:
@@ -248,7 +245,11 @@ def _gather(rules: Rules, own: OwnState, received: Messages, states: States, now
         own = change(own, own.since, IDLE)
     first = next(host for host in rules.hosts if host == me or host in around)
     if first != me:
-        return _promise(own, around[first], now), ""
+        # Join the first host's offer, if it is newer than all that this host has promised.
+        theirs = around[first].generation if around[first].state == OFFERED else None
+        if theirs is not None and me in theirs.members and theirs.number > own.public.promised:
+            own = change(own, now, PROMISED, generation=theirs, promised=theirs.number)
+        return own, ""
     members = clique_around(rules, own, around)
     busy = any(other.state in (TRAINING, ENDING) for other in around.values())
     if busy or not may_form(rules, own, received, members, now):
@@ -285,32 +286,11 @@ def may_be_stopped(rules: Rules, known: Sequence[KeeperState], missing: Set[str]
     return bool(missing & set(newest.members)) and all(other.returned for other in witnesses)
 
 
-def _promise(own: OwnState, caller: KeeperState, now: float) -> OwnState:
-    """Join the first host's offer, if it is newer than all that this host has promised."""
-    offer = caller.generation
-    if caller.state != OFFERED or offer is None or own.public.host not in offer.members:
-        return own
-    if offer.number <= own.public.promised:
-        return own
-    return change(own, now, PROMISED, generation=offer, promised=offer.number)
-
-
 def _current_generation(own: OwnState) -> Generation:
     """The generation of a state that must have one."""
     if own.public.generation is None:
         raise ValueError(f"{own.public.host} is {own.public.state} without a generation")
     return own.public.generation
-
-
-def _begin_promised(own: OwnState, states: States, now: float) -> Optional[OwnState]:
-    """Start in the newest promised generation, once it is effective."""
-    mine = own.public.generation
-    if mine is None or mine.number != own.public.promised or own.public.started >= mine.number:
-        return None
-    caller = states.get(mine.members[0])
-    if caller is None or caller.generation != mine or caller.state != TRAINING:
-        return None
-    return _started(own, mine, now)
 
 
 def _started(own: OwnState, generation: Generation, now: float) -> OwnState:

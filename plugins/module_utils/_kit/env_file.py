@@ -51,15 +51,30 @@ ERRORS = (EnvFileError, OSError, ValueError)
 
 
 def checked(env: Mapping[Any, Any]) -> dict[str, str]:
-    """The environment as names and texts; EnvFileError for the first invalid entry."""
-    for name in env:
+    """The environment as names and texts; EnvFileError for the first invalid entry. Numbers are converted; any other type is ambiguous."""
+    texts = {}
+    for name, value in env.items():
         if not isinstance(name, str) or not _NAME.match(name):
             raise EnvFileError(
                 f"{name!r} is not a valid environment variable name: use letters, digits and _, not starting with a digit"
             )
         if name in SHELL_OWNED:
             raise EnvFileError(f"{name} cannot be set: the shell that reads the file reserves this variable")
-    return {name: _checked_value(name, value) for name, value in env.items()}
+        if isinstance(value, (bool, dict, list)) or value is None:
+            raise EnvFileError(
+                f"the value of {name} is {type(value).__name__}, not text: quote it exactly as the process should see it"
+            )
+        text = value if isinstance(value, str) else str(value)
+        if "\0" in text:
+            raise EnvFileError(f"the value of {name} contains a NUL byte, which environments cannot contain")
+        try:
+            length = len(os.fsencode(f"{name}={text}"))
+        except UnicodeEncodeError as error:
+            raise EnvFileError(f"the value of {name} contains a lone surrogate") from error
+        if length > _LONGEST:
+            raise EnvFileError(f"{name} is {length} bytes long with its value; Linux allows at most {_LONGEST}")
+        texts[name] = text
+    return texts
 
 
 def render(env: Mapping[str, str]) -> bytes:
@@ -111,24 +126,6 @@ def read(path: str) -> bytes | None:
         return None
     except OSError as error:
         raise EnvFileError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _checked_value(name: str, value: Any) -> str:
-    """Numbers are converted to text; any other type is ambiguous."""
-    if isinstance(value, (bool, dict, list)) or value is None:
-        raise EnvFileError(
-            f"the value of {name} is {type(value).__name__}, not text: quote it exactly as the process should see it"
-        )
-    text = value if isinstance(value, str) else str(value)
-    if "\0" in text:
-        raise EnvFileError(f"the value of {name} contains a NUL byte, which environments cannot contain")
-    try:
-        length = len(os.fsencode(f"{name}={text}"))
-    except UnicodeEncodeError as error:
-        raise EnvFileError(f"the value of {name} contains a lone surrogate") from error
-    if length > _LONGEST:
-        raise EnvFileError(f"{name} is {length} bytes long with its value; Linux allows at most {_LONGEST}")
-    return text
 
 
 def env_file(check: bool = False, **given: Any) -> Dict[str, object]:

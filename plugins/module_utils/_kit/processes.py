@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processes and listening ports of this host, read from /proc, and whether a logout ends them.
+"""Processes and listening ports of this host, read from /proc.
 
 Pids are reused, so a process is identified by its pid and the clock tick at which it
 started, and across reboots by the kernel's boot id too. Processes that end while being read are skipped.
@@ -16,18 +16,14 @@ import socket
 import sys
 from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from . import bare
 from .files import paths_in, read_bytes, read_text
 
 # Every process of a session has this variable, which tells it from lookalikes.
 SESSION_VARIABLE = "NANOCHAT_DDP_SESSION"
 # Tells a keeper that its runner restarted it after it died.
 RESTARTED_VARIABLE = "NANOCHAT_KEEPER_RESTARTED"
-
 # State of a listening socket in /proc/net/tcp.
 _LISTEN = "0A"
-
-
 # Name of preflight's process that answers on the job's ports, to recognise it after an interrupted play.
 PORT_CHECK = "nanochat-check"
 # The rehearsal's all-reduce, in a command line.
@@ -172,22 +168,6 @@ def descendants(parents: Mapping[int, int], roots: Iterable[int]) -> set[int]:
                 found.add(child)
                 waiting.append(child)
     return found
-
-
-class Logind(NamedTuple):
-    """Settings of systemd-logind for a user's processes at logout."""
-
-    kills: bool
-    lingers: bool
-
-
-def logind(user: str) -> Logind:
-    """Ask loginctl; if it does not answer, nothing is killed."""
-    manager = bare.tool(["loginctl", "show-session", "-p", "KillUserProcesses", "-p", "KillExcludeUsers"])[1]
-    answers = dict(line.partition("=")[::2] for line in manager.splitlines())
-    kills = answers.get("KillUserProcesses") == "yes" and user not in answers.get("KillExcludeUsers", "root").split()
-    linger = bare.tool(["loginctl", "show-user", user, "-p", "Linger"])[1]
-    return Logind(kills, "Linger=yes" in linger.split())
 
 
 def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[ListeningSocket]:

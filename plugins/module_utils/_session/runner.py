@@ -166,7 +166,7 @@ class Runner:
             self._start(output)
             code = self._follow(output)
             # Of a job that is to be revived.
-            died = bool(self.launch.get("revive")) and cut_short(_exit_code(code)) and not self._over()
+            died = bool(self.launch.get("revive")) and cut_short(None if code < 0 else code) and not self._over()
             # A killed keeper leaves a rank behind, which should save.
             grace = self.launch["stop_timeout"] if died else 0
             reaper.end(self.me, grace, lambda: self.interrupts > 0)
@@ -264,8 +264,8 @@ class Runner:
 
     def _ended(self, code: int, output: Output) -> None:
         stopped = bool(self.interrupts) or os.path.exists(self.stop_asked)
-        number = -code if code < 0 else None
-        self.state.update({"ended": time.time(), "exit_code": _exit_code(code), "signal": number, "stopped": stopped})
+        exit_code, number = (None, -code) if code < 0 else (code, None)
+        self.state.update({"ended": time.time(), "exit_code": exit_code, "signal": number, "stopped": stopped})
         self._save(output)
         by = self.state["terminated_by"]
         how = "was stopped" if stopped else f"was ended by {by}" if by else "ended"
@@ -277,10 +277,6 @@ class Runner:
             write_json_when_full(self.record, self.state)
         except OSError as error:
             output.say(f"cannot write {self.record}: {error.strerror}")
-
-
-def _exit_code(code: int) -> int | None:
-    return None if code < 0 else code
 
 
 def _how(code: int) -> str:

@@ -19,21 +19,11 @@ from .._contract.run_folder import SESSION, SESSION_FILES
 from .._kit import bare, host_code, processes
 from .._kit import env_file as env_file_utils
 from .._kit.files import Busy, locked, write_json_when_full, write_unless_same
+from .._kit.logind import logind
 from . import boot, reaper
 from . import runner as session_runner
 from . import tmux as tmux_utils
-from .record import (
-    LAUNCH,
-    RUNNER,
-    SCRIPT,
-    Launch,
-    Record,
-    Spec,
-    StartArguments,
-    exposed_start,
-    launch_in,
-    record_in,
-)
+from .record import LAUNCH, RUNNER, SCRIPT, Launch, Record, Spec, StartArguments, exposed_start, launch_in, record_in
 
 STARTING = ("started", "restarted", "ready")
 # Parameters of tmux_session.
@@ -87,7 +77,7 @@ class Session:
 
     def status(self) -> Record:
         """The content of session.json, and `state`."""
-        identity = self._identity(record_in(self.state_dir))
+        identity = self.identity()
         state = RUNNING if identity is not None and reaper.runner_alive(identity) else GONE
         # It may have ended meanwhile.
         record = record_in(self.state_dir)
@@ -96,11 +86,6 @@ class Session:
         elif not record and not self._is_ours(self.name):
             state = ABSENT
         return {**record, "state": state}
-
-    def left_over(self) -> dict[int, processes.Process]:
-        """All processes of the session except its runner."""
-        identity = self._identity(record_in(self.state_dir))
-        return reaper.members(identity) if identity else {}
 
     def same(self, spec: Spec) -> bool:
         """Whether the last start had the same arguments."""
@@ -125,8 +110,9 @@ class Session:
         """Whether a session with this name is in tmux, and none of others."""
         return self.tmux.other(name, self.folder) == ""
 
-    def _identity(self, record: Record) -> reaper.SessionIdentity | None:
+    def identity(self) -> reaper.SessionIdentity | None:
         """Identity of this session's processes; None if they are from another boot or machine."""
+        record = record_in(self.state_dir)
         # If somebody moved session.json away, launch.json knows the last start.
         last = record if record.get("id") else launch_in(self.state_dir)
         if last.get("boot_id") != processes.boot_id():
@@ -152,8 +138,7 @@ class Session:
 
     def stop(self, timeout: float) -> None:
         """End the session's processes and verify that they are dead."""
-        record = record_in(self.state_dir)
-        identity = self._identity(record)
+        identity = self.identity()
         if identity is None or not (reaper.runner_alive(identity) or reaper.members(identity)):
             return
         if identity.runner is not None and identity.runner[0] in reaper.own_line(processes.processes()):
@@ -307,20 +292,21 @@ def _end_runner(pid: int, start: int) -> dict[int, processes.Process]:
     return {}
 
 
-def decide(session: Session, params: Mapping[str, Any], spec: Spec | None) -> str:
+def decide(session: Session, wanted: str, rerun: bool, spec: Spec | None) -> str:
     """The action that brings the session into the wanted state."""
-    status, wanted = session.status()["state"], params["state"]
+    status = session.status()["state"]
     running = status == RUNNING
     if wanted == "restarted":
         return "restart" if running else "start"
     if spec is not None:
         if running:
             return "none" if session.same(spec) else "restart"
-        ended_as_wanted = status == FINISHED and not params["rerun"] and session.same(spec)
+        ended_as_wanted = status == FINISHED and not rerun and session.same(spec)
         return "none" if ended_as_wanted else "start"
     if wanted == "absent" and (status != ABSENT or launch_in(session.state_dir)):
         return "remove"
-    return "stop" if running or session.left_over() else "none"
+    identity = session.identity()
+    return "stop" if running or (identity and reaper.members(identity)) else "none"
 
 
 def difference(session: Session, action: str, spec: Spec | None) -> dict[str, str]:
@@ -340,7 +326,7 @@ def connect(state: str) -> tmux_utils.Tmux:
     os.environ.pop("TMUX", None)
     if state not in ("started", "restarted"):
         return tmux_utils.Tmux()
-    kills, lingers = processes.logind(processes.user_name(os.getuid()))
+    kills, lingers = logind(processes.user_name(os.getuid()))
     scope = shutil.which("systemd-run") if kills and lingers and os.environ.get("XDG_RUNTIME_DIR") else None
     # Outside our login, which logging out would kill.
     return tmux_utils.Tmux([scope, "--user", "--scope", "--quiet", "--"] if scope else ())
@@ -362,7 +348,7 @@ def tmux_session(check: bool = False, **given: Any) -> dict[str, Any]:
     is_there = os.path.isdir(session.state_dir)
     # A second controller that works on the same session waits.
     with locked(session.state_dir, params["stop_timeout"] + 60) if is_there else contextlib.nullcontext():
-        action = decide(session, params, spec)
+        action = decide(session, params["state"], params["rerun"], spec)
         diff = difference(session, action, spec)
         if action != "none" and not check:
             if spec is not None:
@@ -374,9 +360,10 @@ def tmux_session(check: bool = False, **given: Any) -> dict[str, Any]:
                 session.remove()
             elif spec is not None:
                 session.start(spec, params["revive"], params["stop_timeout"])
-        entry = boot.BootEntry(session.name, session.state_dir)
-        wanted = False if params["state"] == "absent" else params["at_boot"] if spec else None
-        before, after, missing = entry.bring(wanted, check)
+        before = after = boot.NONE
+        missing, wanted = "", False if params["state"] == "absent" else params["at_boot"] if spec else None
+        if wanted is not None:
+            before, after, missing = boot.at_boot(session.name, session.state_dir, wanted, check)
         status = session.status()
     if before != after:
         diff = {**diff, "before": f"{diff['before']}at boot: {before}\n", "after": f"{diff['after']}at boot: {after}\n"}

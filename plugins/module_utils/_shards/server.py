@@ -27,7 +27,7 @@ import time
 import urllib.parse
 from typing import Any, NamedTuple
 
-from .._contract.document import digest_of, number
+from .._contract.document import Document, digest_of, number
 from .._kit import background, processes
 from .._kit.files import paths_in, read_object, write_json
 from .folder import Digests, Manifest, ManifestEntry, ShardsError, part_of
@@ -184,21 +184,21 @@ def places(folder: str) -> list[str]:
     return [path for path in paths_in(os.path.join(folder, SHARE)) if not os.path.basename(path).startswith(".")]
 
 
-def running(place: str) -> dict[str, Any] | None:
+def running(place: str) -> Document | None:
     """The state of a server if its process is alive."""
-    state: dict[str, Any] = read_object(place)
+    state = read_object(place)
     found = processes.process(number(state, "pid"))
     return state if found and found.start == state.get("pid_start") and found.name == NAME else None
 
 
-def start(settings: ServerSettings) -> dict[str, Any]:
+def start(settings: ServerSettings) -> Document:
     """Start the server in a process of its own; returns its state once it listens."""
     for old in places(settings.folder):
         if running(old) is None:  # it ended by itself
             stop(old)
     with bound(settings) as server:
         pid, begun = background.spawn(NAME, [server.socket], server.work)
-        state: dict[str, Any] = {
+        state: Document = {
             "pid": pid,
             "pid_start": begun,
             "address": settings.address,
@@ -214,7 +214,7 @@ def stop(place: str) -> None:
     """Stop exactly this server, if it runs."""
     state = running(place)
     if state is not None:
-        background.end(state["pid"], state["pid_start"], STOP_SECONDS)
+        background.end(number(state, "pid"), number(state, "pid_start"), STOP_SECONDS)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(place)
     with contextlib.suppress(OSError):  # another transfer goes on

@@ -55,8 +55,10 @@ def trainer_files(
     """
     there = {path: digest_at(os.path.join(dest, path)) for path in sorted(files)}
     write = [path for path, old in there.items() if old != files[path]]
-    earlier = filter(_is_inside, words(read_object(os.path.join(dest, DEPLOYED)), "files"))
-    remove = sorted(path for path in earlier if path not in files and os.path.lexists(os.path.join(dest, path)))
+    earlier = words(read_object(os.path.join(dest, DEPLOYED)), "files")
+    # Only in this folder: somebody may have edited the record.
+    inside = (path for path in earlier if not os.path.isabs(path) and ".." not in path.split("/"))
+    remove = sorted(path for path in inside if path not in files and os.path.lexists(os.path.join(dest, path)))
     if (write or remove) and (use := use_of(dest)):
         return {"failed": True, "msg": f"{host}: {use}"}
     if (write or remove) and contents is not None and not check:
@@ -81,11 +83,6 @@ def trainer_files(
         "removed": remove,
         "diff": {"before_header": dest, "after_header": dest, "before": "".join(before), "after": "".join(after)},
     }
-
-
-def _is_inside(path: str) -> bool:
-    """Whether a relative path stays in its folder; somebody may have edited the record."""
-    return not os.path.isabs(path) and ".." not in path.split("/")
 
 
 def digest_at(path: str) -> str:

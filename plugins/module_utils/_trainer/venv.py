@@ -59,7 +59,8 @@ def trainer_venv(host: str, check: bool = False, **wanted: Any) -> dict[str, obj
     except OSError as why:
         return {"failed": True, "msg": f"{host}: {why.filename or venv.path}: {why.strerror or why}"}
     after = {name: versions[-1] for name, versions in venv.pins.items()} if changed and check else packages
-    diff = {"before": listed(before), "after": listed(after)}
+    both = {"before": before, "after": after}
+    diff = {when: "".join(f"{name}=={found[name]}\n" for name in sorted(found)) for when, found in both.items()}
     return {"changed": changed, "lacks_uv": lacks_uv, "packages": packages, "tags": tags, "diff": diff}
 
 
@@ -89,10 +90,6 @@ def remove_venv(path: str, host: str, check: bool) -> bool:
                 os.unlink(leftover)
         shutil.rmtree(venv.cache, ignore_errors=True)
     return True
-
-
-def listed(packages: Mapping[str, object]) -> str:
-    return "".join(f"{name}=={version}\n" for name, version in sorted(packages.items()))
 
 
 def uv_beside(path: str) -> str:
