@@ -21,7 +21,7 @@ from ansible.errors import AnsibleActionFail
 
 from ..module_utils._contract.versions import UV
 from ..module_utils._kit.files import hash_file, locked, write_whole
-from ..module_utils._trainer.uv_errors import CPU_INDEX
+from ..module_utils._trainer.uv import CPU_INDEX
 
 TRAINER = Path(__file__).parents[2] / "trainer"
 PACKAGE = re.compile(

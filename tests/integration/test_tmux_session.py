@@ -21,7 +21,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import Logind, logind
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper, runner
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, runner
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
 from ansible_collections.nanochat.ddp.plugins.modules import tmux_session
@@ -267,7 +267,7 @@ def test_the_pane_of_an_ended_run_goes_with_its_folder_whatever_that_is_called(j
     job.name = "job-1"
     job.start("print('hello')")
     job.ended()
-    tmux_utils.end_sessions([str(tmp_path), str(job.folder)])
+    boot.end_sessions([str(tmp_path), str(job.folder)])
     assert tmux("has-session", "-t", "=job-1").returncode == 1
 
 

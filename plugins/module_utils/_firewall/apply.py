@@ -129,20 +129,14 @@ def _apply_one(run: Run, request: FirewallRequest) -> Result:
                     raise FirewallError(f"{one.name}: {said}: {left[0].shown()}")
             if change.steps or request.present:
                 result.add(one.name, change)
-        result.foreign = _foreign(run, request) if request.present else []
+        # Of other programs, also beside a front end; only reported, so a tool that cannot list them is no error.
+        for one in [kind(run, request.job) for kind in BACKENDS.values() if kind.packet_filter and request.present]:
+            with contextlib.suppress(FirewallError):
+                one.read()
+                result.foreign += one.foreign()
         return result
     except Forbidden as error:
         return dataclasses.replace(_for_the_owner(run, request), message=str(error))
-
-
-def _foreign(run: Run, request: FirewallRequest) -> list[str]:
-    """Chains of other programs, also beside a front end; only reported, so a tool that cannot list them is no error."""
-    found: list[str] = []
-    for one in (kind(run, request.job) for kind in BACKENDS.values() if kind.packet_filter):
-        with contextlib.suppress(FirewallError):
-            one.read()
-            found += one.foreign()
-    return found
 
 
 def carry_out_step(run: Run, step: FirewallStep) -> None:

@@ -41,9 +41,8 @@ def priority_of(mark: str) -> str:
 
 def rich_rule(rule: Rule, mark: str) -> str:
     """A rule in firewalld's syntax and order."""
-    priority = priority_of(mark)
     return (
-        f'rule priority="{priority}" family="ipv{rule.family}" source address="{rule.peer}" '
+        f'rule priority="{priority_of(mark)}" family="ipv{rule.family}" source address="{rule.peer}" '
         f'port port="{rule.ports()}" protocol="tcp" accept'
     )
 

@@ -109,7 +109,7 @@ class Iptables(FirewallBackend):
         steps, note, is_loaded = [], "", self.service("is-enabled", SAVER)
         for tool in self.listings:
             rules = [words_of(target.rule, self.mark) for target in targets if target.place == (tool,)]
-            text = (file_text(FILES[tool]) if is_loaded else None) or ""
+            text = file_text(FILES[tool]) if is_loaded else ""
             new = saved_with(text, self.mark, rules)
             steps += [FirewallStep([SAVER, "save"], FILES[tool], new)] if new != text else []
             kept = all(f"-A INPUT {' '.join(words)}\n" in new for words in rules)
@@ -117,7 +117,7 @@ class Iptables(FirewallBackend):
         return steps, note
 
     def names(self, known: Sequence[str]) -> set[str]:
-        saved = [file_text(name) or "" for name in FILES.values()]
+        saved = [file_text(name) for name in FILES.values()]
         lines = [line for text in [*self.listings.values(), *saved] for line in text.splitlines()]
         return marked_names("\n".join(line for line in lines if "-A INPUT" in line))
 

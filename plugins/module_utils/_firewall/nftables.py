@@ -110,8 +110,8 @@ class Nftables(FirewallBackend):
     def saved(self, targets: Sequence[Placed]) -> Saved:
         """Our block in the file loaded at boot, or why there is none."""
         lines = [" ".join(self.insertion(target)[1:]) for target in reversed(targets)]
-        text = file_text(FILE) or ""
-        loaded = file_text(FILE) is not None and self.service("is-enabled", "nftables")
+        text = file_text(FILE)
+        loaded = os.access(FILE, os.R_OK) and self.service("is-enabled", "nftables")
         new = with_block(text, self.mark, lines if loaded else [])
         why = self._refused(new) if loaded and lines and new != text else ""
         if why:
@@ -132,20 +132,18 @@ class Nftables(FirewallBackend):
         return "" if code == 0 else (err or out).strip().split("\n")[0].replace(draft.name + ":", "line ")
 
     def names(self, known: Sequence[str]) -> set[str]:
-        return marked_names(f"{self.listed}\n{file_text(FILE) or ''}")
+        return marked_names(f"{self.listed}\n{file_text(FILE)}")
 
     def foreign(self) -> list[str]:
         return [f"nft chain {' '.join(chain)}" for chain in self.others]
 
     def suspected(self) -> bool:
         # If systemd cannot be asked, a file that drops is proof enough.
-        drops = bool(re.search(r"\b(drop|reject)\b", file_text(FILE) or ""))
+        drops = bool(re.search(r"\b(drop|reject)\b", file_text(FILE)))
         return drops and (self.service("is-active", "nftables") or not os.path.isdir("/run/systemd/system"))
 
     def guessed(self, wanted: Sequence[Rule]) -> list[Placed]:
-        return targets_in(
-            base_chains(parsed(file_text(FILE) or "")) or [("inet", "filter", "input")], list(reversed(wanted))
-        )
+        return targets_in(base_chains(parsed(file_text(FILE))) or [("inet", "filter", "input")], list(reversed(wanted)))
 
     def suggested(self, wanted: Sequence[Rule], present: bool) -> list[list[str]]:
         # Only root sees the handles of rules.

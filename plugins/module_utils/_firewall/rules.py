@@ -10,6 +10,8 @@ import re
 import shlex
 from typing import Callable, Iterable, List, NamedTuple, Sequence, Tuple
 
+from .._kit.files import read_bytes
+
 Run = Callable[[List[str]], Tuple[int, str, str]]
 
 MARK = "nanochat.ddp:"
@@ -116,10 +118,6 @@ def with_block(text: str, mark: str, lines: Sequence[str]) -> str:
     return f"{rest}\n# BEGIN {mark} joined\n{block}" if rest and rest[-1] != "\n" else f"{rest}# BEGIN {mark}\n{block}"
 
 
-def file_text(path: str) -> str | None:
-    """The text of a file, or None where it is missing or may not be read."""
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as handle:
-            return handle.read()
-    except OSError:
-        return None
+def file_text(path: str) -> str:
+    """The text of a file, byte for byte; empty where it is missing or may not be read."""
+    return read_bytes(path).decode("utf-8", "surrogateescape")

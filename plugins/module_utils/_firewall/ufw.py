@@ -73,4 +73,4 @@ class Ufw(FirewallBackend):
         return self.added.get(words, set()) - {self.job}
 
     def suspected(self) -> bool:
-        return bool(re.search(r"^ENABLED=yes", file_text("/etc/ufw/ufw.conf") or "", re.M))
+        return bool(re.search(r"^ENABLED=yes", file_text("/etc/ufw/ufw.conf"), re.M))

@@ -6,22 +6,22 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Optional
+from typing import Dict, Optional
 
+from .._contract.document import Document
 from .._contract.lineage import Launched
-from .._contract.run_folder import KEEPER_FOLDER, KEEPER_JOIN, KEEPER_LEAVE, SESSION_FILES
+from .._contract.run_folder import KEEPER_FOLDER, KEEPER_JOIN, KEEPER_LEAVE
 from .._kit import host_code
 from .._run import purge as purge_utils
 from .._run.folder import KeeperSetup, make_ready, prepare
-from .._session.boot import BootEntry
-from .._session.tmux import end_sessions
+from .._session.boot import end_sessions
 from .._trainer.venv import remove_venv
 from . import keeper
 
 
 def run_folder(
     path: str,
-    plan: Dict[str, Any],
+    plan: Document,
     state: str = "deployed",
     fresh: bool = False,
     training: Optional[Launched] = None,
@@ -72,7 +72,7 @@ def purge(
     # An environment that is not ours is used, but never removed.
     gone = everything and is_own and remove_venv(venv, host, check)
     # Last, so that the base folder goes if nothing else is in it.
-    found = purge_utils.purge(base_dir, run, everything, check, _end_sessions)
+    found = purge_utils.purge(base_dir, run, everything, check, end_sessions)
     removed = "would be removed" if check else "removed"
     elsewhere = "left alone, since it lies outside the base folder, where other inventories may use it"
     told = {
@@ -85,11 +85,3 @@ def purge(
     said = [f"{host}: {sentence}" for sentence, holds in told.items() if holds]
     diff = {"before": "".join(f"{path}\n" for path in found.remove), "after": ""}
     return {"changed": bool(found.remove) or gone, "diff": diff, "said": said}
-
-
-def _end_sessions(folders: List[str]) -> None:
-    """End the sessions of these folders, and what starts them after a reboot: a stop leaves it to the next start."""
-    end_sessions(folders)
-    for folder in folders:
-        if os.path.isdir(os.path.join(folder, SESSION_FILES)):
-            BootEntry("", folder).bring(False, check=False)

@@ -145,7 +145,12 @@ class Keeper:
         while not self.over():
             self.turn(TICK)
         self.rank.close()
-        self._linger()
+        # Keep answering questions about the end, unless all others know.
+        until, others = time.monotonic() + LINGER, len(self.rules.hosts) - 1
+        while time.monotonic() < until and others > sum(
+            one.public.state in states.OVER for one in self.received.values()
+        ):
+            self._receive(TICK)
         self.talk.close()
         codes = {states.FAILED: self.code, states.AWAY: COME_BACK}
         return codes.get(self.own.public.state, 0)
@@ -165,8 +170,9 @@ class Keeper:
         with contextlib.suppress(queue.Empty):
             other = self.talk.received.get(timeout=seconds)
             while True:
-                before = self.received.get(other.host)
-                self.received[other.host] = membership.receive(before, other, time.monotonic(), self.rules.lost)
+                before, now = self.received.get(other.host), time.monotonic()
+                since = before.since if before is not None and now - before.at <= self.rules.lost else now
+                self.received[other.host] = membership.Received(other, now, since)
                 other = self.talk.received.get_nowait()
 
     def turn(self, seconds: float) -> None:
@@ -185,21 +191,18 @@ class Keeper:
         # Save before publishing; until that is possible, the others continue without this host.
         if self._remember(decided):
             self.own = decided
-            self._carry_out(order)
+            if order == membership.START and self.own.public.generation is not None:
+                self.rank.start(self.own.public.generation)
+            elif order:
+                # A user who stops the run for good sets the time limit himself.
+                least = self.patience if self.own.after_ending in states.OVER else 0.0
+                self.rank.end(order, least, self.own.public.why)
             self.talk.publish(self.own.public)
         else:
             self.talk.publish(
                 self.own.public._replace(state=states.STUCK, why="%s cannot write to its disk" % self.host)
             )
         self._report(before)
-
-    def _carry_out(self, order: str) -> None:
-        if order == membership.START and self.own.public.generation is not None:
-            self.rank.start(self.own.public.generation)
-        elif order:
-            # A user who stops the run for good sets the time limit himself.
-            least = self.patience if self.own.after_ending in states.OVER else 0.0
-            self.rank.end(order, least, self.own.public.why)
 
     def _see_rank(self, now: float) -> None:
         """The state of this host's rank, or how it ended."""
@@ -211,9 +214,11 @@ class Keeper:
             failure, steps = self.rank.own_failure() if self.code else None, self.rank.steps()
             self.own = membership.rank_ended(self.rules, self.own, now, steps, ended, error, failure)
         elif self.rank.stuck:
+            # It survived even SIGKILL: nobody waits for this host until it has ended.
             pids = ", ".join(map(str, self.rank.stuck))
             why = "the rank of %s (pid %s) cannot be killed: it hangs in the kernel" % (self.host, pids)
-            self.own = membership.rank_stuck(self.own, now, why)
+            if self.own.public.state != states.STUCK:
+                self.own = membership.change(self.own, now, states.STUCK, why=why)
         elif self.rank.process is not None:
             self.own = self.own.with_fields(steps=self.rank.steps())
             self._note_apart_since()
@@ -294,14 +299,6 @@ class Keeper:
             self.own = memory.slept(self.own, time.monotonic(), now - before)
             self._tell("awake", "after %.0f s" % (now - before))
         self.own = memory.woken(self.own, self.received, self.woke)
-
-    def _linger(self) -> None:
-        """Keep answering questions about the end, unless all others know."""
-        until, others = time.monotonic() + LINGER, len(self.rules.hosts) - 1
-        while time.monotonic() < until:
-            if sum(one.public.state in states.OVER for one in self.received.values()) == others:
-                return
-            self._receive(TICK)
 
     # -- output for people and programs
 

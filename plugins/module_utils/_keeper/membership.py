@@ -15,7 +15,7 @@ one; a host joins only the newest that it promised, so it never trains in two.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .._contract.keeper_states import (
     ASKING,
@@ -121,11 +121,6 @@ Messages = Mapping[str, Received]
 States = Mapping[str, KeeperState]
 
 
-def receive(received: Optional[Received], other: KeeperState, now: float, lost: float) -> Received:
-    """Receive a message."""
-    return Received(other, now, received.since if received is not None and now - received.at <= lost else now)
-
-
 # -- who may train
 
 
@@ -148,15 +143,6 @@ def may_train(rules: Rules, members: Iterable[str], left: Sequence[str] = ()) ->
     return 0 < len(set(members)) >= min(rules.least, len(wanted(rules, left)))
 
 
-def clique(rules: Rules, me: str, hears: Mapping[str, Sequence[str]]) -> Tuple[str, ...]:
-    """This host and those that all hear each other, in plan order; hears: whom each of them hears."""
-    chosen = [me]
-    for host in rules.hosts:
-        if host != me and host in hears and all(other in hears[host] and host in hears[other] for other in chosen):
-            chosen.append(host)
-    return tuple(host for host in rules.hosts if host in chosen)
-
-
 # -- evaluating messages
 
 
@@ -172,9 +158,12 @@ def awaited(rules: Rules, public: KeeperState, there: Iterable[str]) -> Set[str]
 
 
 def clique_around(rules: Rules, own: OwnState, around: States) -> Tuple[str, ...]:
-    """We and the present hosts that all hear each other."""
-    hears = {host: other.hears for host, other in around.items()}
-    return clique(rules, own.public.host, {**hears, own.public.host: tuple(around)})
+    """We and the present hosts that all hear each other, in plan order."""
+    chosen: List[str] = []
+    for host in rules.hosts:
+        if host in around and all(other in around[host].hears and host in around[other].hears for other in chosen):
+            chosen.append(host)
+    return tuple(host for host in rules.hosts if host in (*chosen, own.public.host))
 
 
 def next_number(rules: Rules, own: OwnState, states: States) -> int:
@@ -242,16 +231,25 @@ def _gather(rules: Rules, own: OwnState, received: Messages, states: States, now
     me, around = own.public.host, present(own, states)
     if own.public.state == OFFERED:
         return _offering(rules, own, states, now)
-    started = _begin_promised(own, states, now)
-    if started is not None:
-        return started, START
+    mine = own.public.generation
+    caller = states.get(mine.members[0]) if mine is not None else None
+    # The newest promised generation starts once it is effective.
+    is_effective = caller is not None and (caller.generation, caller.state) == (mine, TRAINING)
+    if mine is not None and is_effective and own.public.started < mine.number == own.public.promised:
+        return _started(own, mine, now), START
     if own.public.state == PROMISED:
-        if _still_offered(own, states) and now - own.since <= rules.begin:
+        # The host that made our promised offer still offers it; a silent one may.
+        offers = caller is None or (caller.promised == own.public.promised and caller.state in (OFFERED, TRAINING))
+        if offers and now - own.since <= rules.begin:
             return own, ""
         own = change(own, own.since, IDLE)
     first = next(host for host in rules.hosts if host == me or host in around)
     if first != me:
-        return _promise(own, around[first], now), ""
+        # Join the first host's offer, if it is newer than all that this host has promised.
+        theirs = around[first].generation if around[first].state == OFFERED else None
+        if theirs is not None and me in theirs.members and theirs.number > own.public.promised:
+            own = change(own, now, PROMISED, generation=theirs, promised=theirs.number)
+        return own, ""
     members = clique_around(rules, own, around)
     busy = any(other.state in (TRAINING, ENDING) for other in around.values())
     if busy or not may_form(rules, own, received, members, now):
@@ -288,38 +286,11 @@ def may_be_stopped(rules: Rules, known: Sequence[KeeperState], missing: Set[str]
     return bool(missing & set(newest.members)) and all(other.returned for other in witnesses)
 
 
-def _promise(own: OwnState, caller: KeeperState, now: float) -> OwnState:
-    """Join the first host's offer, if it is newer than all that this host has promised."""
-    offer = caller.generation
-    if caller.state != OFFERED or offer is None or own.public.host not in offer.members:
-        return own
-    if offer.number <= own.public.promised:
-        return own
-    return change(own, now, PROMISED, generation=offer, promised=offer.number)
-
-
 def _current_generation(own: OwnState) -> Generation:
     """The generation of a state that must have one."""
     if own.public.generation is None:
         raise ValueError(f"{own.public.host} is {own.public.state} without a generation")
     return own.public.generation
-
-
-def _still_offered(own: OwnState, states: States) -> bool:
-    """Whether the host that made our promised offer still offers it (a silent one may)."""
-    caller = states.get(_current_generation(own).members[0])
-    return caller is None or (caller.promised == own.public.promised and caller.state in (OFFERED, TRAINING))
-
-
-def _begin_promised(own: OwnState, states: States, now: float) -> Optional[OwnState]:
-    """Start in the newest promised generation, once it is effective."""
-    mine = own.public.generation
-    if mine is None or mine.number != own.public.promised or own.public.started >= mine.number:
-        return None
-    caller = states.get(mine.members[0])
-    if caller is None or caller.generation != mine or caller.state != TRAINING:
-        return None
-    return _started(own, mine, now)
 
 
 def _started(own: OwnState, generation: Generation, now: float) -> OwnState:
@@ -461,7 +432,9 @@ def rank_ended(
     if lasting_error:
         return change(own, now, FAILED, why=lasting_error)
     if own_failure is not None:
-        own = own._replace(deaths=with_another(own.deaths, Death(now, steps), rules.restarts))
+        # Those of long ago matter, too, where one step kills the rank again.
+        matter = max(DEATHS_AT_ONE_STEP, rules.restarts + 1)
+        own = own._replace(deaths=(*own.deaths, Death(now, steps))[-matter:])
         why = reason_to_give_up(own.deaths, own.public.host, rules.restarts)
         if why:
             return change(own, now, FAILED, why="%s (%s)" % (why, own_failure) if own_failure else why)
@@ -470,11 +443,6 @@ def rank_ended(
         if own.stalls[1] == STALLS_AT_ONE_STEP:
             return change(own, now, FAILED, why="the run died %d times at step %d" % (STALLS_AT_ONE_STEP, steps))
     return change(own, now, IDLE, why="the rank of %s died" % own.public.host)
-
-
-def with_another(deaths: Sequence[Death], newest: Death, restarts: int) -> Tuple[Death, ...]:
-    """The deaths that still matter after another one. Those of long ago do, too, where one step kills the rank again."""
-    return (*deaths, newest)[-max(DEATHS_AT_ONE_STEP, restarts + 1) :]
 
 
 def reason_to_give_up(deaths: Sequence[Death], me: str, restarts: int) -> str:
@@ -499,8 +467,3 @@ def asked_to_end(own: OwnState, now: float, state: str, why: str) -> Tuple[OwnSt
         regroup, stopping = 0 if state == STOPPED else own.public.started, state == STOPPED
         return change(own, now, into, why=why, regroup=regroup, stopping=stopping)._replace(after_ending=state), order
     return change(own, now, state, why=why), ""
-
-
-def rank_stuck(own: OwnState, now: float, why: str) -> OwnState:
-    """The rank survived even SIGKILL: nobody waits for this host until `rank_ended`."""
-    return own if own.public.state == STUCK else change(own, now, STUCK, why=why)

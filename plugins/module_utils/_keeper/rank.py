@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from typing import Dict, List, Optional, Tuple, Union, cast
+from typing import Dict, List, Optional, Sequence, Tuple, Union, cast
 
 from .._contract import keeper_states as states
 from .._contract.command_line import rank_argv, rank_environ
@@ -28,7 +30,6 @@ from .._run.metrics import finite, read_events
 from .._run.stopping import rescue_seconds, stop_seconds
 from .._session import reaper
 from . import membership
-from .preloaded import PreloadedTrainer
 
 TAIL_BYTES = 65536
 EXIT_SECONDS = 10.0  # after a rank has recorded its end
@@ -37,6 +38,8 @@ LOOK_SECONDS = 1.0  # no more time than this passes between two looks
 CHECKPOINT = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})")
 HANG_UP = "hang-up-rank%d"  # asks a rank to close all its connections; read by the trainer
 CANNOT_START = 127  # a shell's exit code for it
+LOST = -int(signal.SIGKILL)  # of a rank whose preloaded trainer was killed or hangs
+TELL_SECONDS = 1.0  # in which that reports an ended rank
 # Exit codes of a rank that was asked to end before it had begun.
 ASKED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
@@ -57,6 +60,61 @@ def command(plan: Plan, host: str, generation: membership.Generation) -> Tuple[L
     there: Plan = {**plan, "world": len(members), "master": {**plan["master"], "address": members[0]["address"]}}
     node: Node = {**nodes[host], "rank": generation.members.index(host), "flags": flags}
     return rank_argv(there, node), rank_environ(there, node, generation.number)
+
+
+class PreloadedTrainer:
+    """A process (trainer/scripts/preloaded.py) that forks this host's ranks, one at a time, without restarting Python and PyTorch.
+
+    `poll` and `wait` refer to the rank, like a Popen.
+    """
+
+    def __init__(self, python: str, modules: Sequence[str]) -> None:
+        self._link, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen([python, "-m", "scripts.preloaded", *modules], stdin=theirs.fileno())  # pylint: disable=ansible-bad-function
+        self._link.setblocking(False)
+        self._code: Optional[int] = LOST
+
+    def runner(self) -> Optional[Tuple[int, int]]:
+        """Pid and start time; None if it is gone."""
+        if self._process.poll() is not None:
+            return None
+        return self._process.pid, processes.start_ticks(self._process.pid)
+
+    def start(self, words: List[str], environ: Dict[str, str]) -> bool:
+        """Request a rank; False if impossible now."""
+        if self._process.poll() is not None:
+            return False
+        try:
+            self._link.sendall(json.dumps({"argv": words, "env": environ}).encode() + b"\n")
+        except OSError:
+            return False
+        self._code = None
+        return True
+
+    def poll(self) -> Optional[int]:
+        """The rank's exit code; None while it runs."""
+        if self._code is None:
+            with contextlib.suppress(BlockingIOError, ConnectionResetError):
+                answer = self._link.recv(64)
+                self._code = int(answer) if answer else LOST
+            if self._code is None and self._process.poll() is not None:
+                self._code = LOST
+        return self._code
+
+    def wait(self) -> int:
+        """The exit code of an ended rank; a preloaded trainer that does not report it is killed."""
+        until = time.monotonic() + TELL_SECONDS
+        while self.poll() is None:
+            if time.monotonic() > until:
+                self._process.kill()
+                self._process.wait()
+            time.sleep(0.01)
+        return LOST if self._code is None else self._code
+
+    def close(self) -> None:
+        """Let it exit after its rank."""
+        self._link.close()
 
 
 class NeverStarted:
@@ -125,8 +183,13 @@ class LocalRank:
         self._before = self._newest("end", "step", "start")
         if self._unstartable:
             return
+        if self.preloaded is not None and self.preloaded.start(argv[1:], added):
+            self.process = self.preloaded
+            return
+        # The preloaded trainer was killed, or cannot run here.
+        self.close()
         try:
-            self.process = self._from_preloaded(argv, added) or subprocess.Popen(  # pylint: disable=ansible-bad-function
+            self.process = subprocess.Popen(  # pylint: disable=ansible-bad-function
                 argv, stdin=subprocess.DEVNULL, env={**os.environ, **added}
             )
         except OSError as error:
@@ -136,15 +199,6 @@ class LocalRank:
         """Who else could change what its rank runs; empty for nobody."""
         used = (self.python, self.node["trainer_dir"])
         return next(filter(None, (exposure(path, owned=False) for path in used)), "")
-
-    def _from_preloaded(self, argv: List[str], added: Dict[str, str]) -> Optional[PreloadedTrainer]:
-        """A rank from the preloaded trainer, unless that was killed or cannot run here."""
-        if self.preloaded is None or argv[1] != "-m":
-            return None
-        if self.preloaded.start(argv[1:], added):
-            return self.preloaded
-        self.close()
-        return None
 
     def close(self) -> None:
         """No more starts."""
@@ -177,7 +231,11 @@ class LocalRank:
         self.started_at = min(self.started_at, time.time())
         beat = read_object(self._heartbeat)
         self._kill_if_stopped(beat)
-        if self._overdue(beat):
+        now = time.monotonic()
+        if not self.exits_at and beat.get("phase") == "end" and self._end_event():
+            self.exits_at = now + EXIT_SECONDS
+        # Its time to end is up, or its time to exit after that.
+        if any(limit and now > limit for limit in (self.ends_at, self.exits_at)):
             self._out_of_time = True
         elif self.process.poll() is None:
             return None
@@ -187,7 +245,12 @@ class LocalRank:
             return None
         code = self._code = self.process.wait()
         self.process = None
-        self._tell_killed()
+        if code < 0:
+            # Write into the log what a killed rank could not, in words that people search for.
+            with contextlib.suppress(OSError, ValueError):
+                words = (self.number, -code, signal.Signals(-code).name, code)
+                sys.stdout.write("keeper: rank %d was killed by signal %d (%s, exitcode: %d)\n" % words)
+                sys.stdout.flush()
         reason = self._end_event().get("reason") if code == 0 or self._out_of_time else None
         known = {"finished": states.FINISHED, "stopped": states.STOPPED}
         return known.get(str(reason), states.FAILED)
@@ -204,21 +267,6 @@ class LocalRank:
         self._stopped += passed
         if self._stopped > STOPPED_SECONDS:
             reaper.send(one, signal.SIGKILL)
-
-    def _tell_killed(self) -> None:
-        """Write into the log what a killed rank could not, in words that people search for."""
-        if self._code < 0:
-            with contextlib.suppress(OSError, ValueError):
-                words = (self.number, -self._code, signal.Signals(-self._code).name, self._code)
-                sys.stdout.write("keeper: rank %d was killed by signal %d (%s, exitcode: %d)\n" % words)
-                sys.stdout.flush()
-
-    def _overdue(self, beat: Document) -> bool:
-        """Whether its time to end is up, or its time to exit after that."""
-        now = time.monotonic()
-        if not self.exits_at and beat.get("phase") == "end" and self._end_event():
-            self.exits_at = now + EXIT_SECONDS
-        return any(limit and now > limit for limit in (self.ends_at, self.exits_at))
 
     def _end_event(self) -> Document:
         """The last event of this start; a killed rank recorded none, and an earlier start's may be there."""

@@ -9,7 +9,7 @@ The asker sends a signed one-time nonce; the answer is the other's state, signed
 no recorded message is accepted later, and the run's secret never crosses the network. A keeper listens
 only on the planned address, connects from it, and answers planned addresses alone. Clients that cannot prove to know the secret get
 the id of this start of the run and nothing else. All this is done by one thread, which shares with the keeper only a queue of received
-messages, the one state to publish, and why a peer is not heard.
+messages, the one state to publish, and why a peer is not heard. Signed by a host of the run, a state may still be nonsense.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ import sys
 import threading
 import time
 import traceback
-from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from .._contract import keeper_states as states
 from .._contract.document import Document
 from .._session.record import COME_BACK
 from . import membership
-from .wire import to_state, to_text
 
 LONGEST = 65536
 QUESTION = 4096  # bytes; limit for unauthenticated data
@@ -46,6 +46,13 @@ PAUSE_SECONDS = 0.02  # between news and the next question
 LOOK_SECONDS = 0.2  # between two looks whether the keeper has ended
 NO_ANSWER, INVALID = "%s does not answer", "%s sent an invalid answer"
 LAUNCH = re.compile("[0-9a-f]{1,64}")
+# Of a state: the longest text in it, its parts, and the numbers of generations among them.
+LONGEST_TEXT = 4096
+DEFAULTS = membership.KeeperState("")._asdict()
+NUMBERS = ("promised", "regroup", "outranked")
+# Generations are numbered from 1; from the seconds since 1970 where a keeper has lost its memory. A number that lies further ahead than
+# clocks differ is refused: as others number theirs above it, it would soon leave none that all accept.
+AHEAD_SECONDS = 3600
 
 
 class KeeperAddress(NamedTuple):
@@ -81,6 +88,43 @@ class Peer:
                 return link
             link[1].close()
         return None
+
+
+def to_text(public: membership.KeeperState) -> str:
+    return json.dumps(public._asdict(), sort_keys=True)
+
+
+def to_state(text: str, hosts: Collection[str], wall: float) -> membership.KeeperState:
+    """The state in a text, if each part has its type and bounds and all hosts are in the plan; wall: seconds since 1970.
+
+    ValueError, KeyError, TypeError or RecursionError otherwise.
+    """
+    given = json.loads(text)
+    public = membership.KeeperState(**{name: _part(given[name], default, hosts) for name, default in DEFAULTS.items()})
+    numbers = [one.number for one in (public.generation, public.last) if one] + [
+        getattr(public, name) for name in NUMBERS
+    ]
+    if public.host not in hosts or public.state not in states.STATES or max(numbers) > int(wall) + AHEAD_SECONDS:
+        raise ValueError("no keeper says this")
+    return public
+
+
+def _part(value: Any, default: Any, hosts: Collection[str]) -> Any:
+    """A part of a state, if it has the type of its default (None: of a generation) and is within bounds."""
+    if default is None and value is not None:
+        number, members = value
+        value = membership.Generation(_part(number, 0, hosts), _part(members, (), hosts))
+        fits = len(value.members) == len(set(value.members)) > 0
+    elif isinstance(default, tuple):
+        fits = isinstance(value, list) and all(isinstance(one, str) and one in hosts for one in value)
+        value = tuple(value)
+    elif isinstance(value, str):
+        fits = isinstance(default, str) and len(value) <= LONGEST_TEXT
+    else:
+        fits = type(value) is type(default) and (not value or 0 <= value < 2**53)
+    if not fits:
+        raise ValueError("no keeper says this")
+    return value
 
 
 def sign(secret: str, *parts: str) -> str:

@@ -11,13 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 # Folders that modules search in addition to PATH.
 MORE_PATHS = ("/usr/local/bin", "/usr/sbin", "/sbin", "/usr/local/sbin")
 TIMED_OUT = "it did not end in time"
 # How the names of parameters end that are paths.
 PATHS = ("_dir", "path", "dest")
+Arguments = Mapping[str, object]  # of a verb, or its answer
 OURS = "ansible_collections.nanochat.ddp."
 
 
@@ -63,23 +64,19 @@ def tool(argv: Sequence[str]) -> Tuple[int, str, str]:
     return run([program, *argv[1:]], {"LC_ALL": "C", "LANGUAGE": "C"})
 
 
-def expanded(params: Mapping[str, Any]) -> Dict[str, Any]:
+def expanded(params: Arguments) -> Dict[str, object]:
     """The parameters with the paths among them, which their names tell, expanded for this host: its home is not the controller's."""
     paths = [name for name, value in params.items() if name.endswith(PATHS) and value]
     return {**params, **{name: os.path.expanduser(os.path.expandvars(str(params[name]))) for name in paths}}
 
 
-def answer(
-    mark: str, module: str, verb: str, params: Mapping[str, Any], usual: Mapping[str, Any], environ: Mapping[str, str]
-) -> None:
+def answer(mark: str, module: str, verb: str, params: Arguments, usual: Arguments, environ: Mapping[str, str]) -> None:
     """Call a verb, and send its answer, or why it refuses, to the controller behind a marker that identifies the line."""
     os.environ.update(environ)
     sys.stdout.write(mark + json.dumps(answer_of(getattr(sys.modules[module], verb), params, usual)) + "\n")
 
 
-def answer_of(
-    verb: Callable[..., Mapping[str, Any]], params: Mapping[str, Any], usual: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def answer_of(verb: Callable[..., Arguments], params: Arguments, usual: Arguments) -> Arguments:
     """A verb's answer, or the sentence of the error with which it refuses; usual: parameters for those verbs that have them."""
     own = verb.__code__.co_varnames[: verb.__code__.co_argcount]
     try:

@@ -51,8 +51,30 @@ ERRORS = (EnvFileError, OSError, ValueError)
 
 
 def checked(env: Mapping[Any, Any]) -> dict[str, str]:
-    """The environment as names and texts; EnvFileError for the first invalid entry."""
-    return {_checked_name(name): _checked_value(name, value) for name, value in env.items()}
+    """The environment as names and texts; EnvFileError for the first invalid entry. Numbers are converted; any other type is ambiguous."""
+    texts = {}
+    for name, value in env.items():
+        if not isinstance(name, str) or not _NAME.match(name):
+            raise EnvFileError(
+                f"{name!r} is not a valid environment variable name: use letters, digits and _, not starting with a digit"
+            )
+        if name in SHELL_OWNED:
+            raise EnvFileError(f"{name} cannot be set: the shell that reads the file reserves this variable")
+        if isinstance(value, (bool, dict, list)) or value is None:
+            raise EnvFileError(
+                f"the value of {name} is {type(value).__name__}, not text: quote it exactly as the process should see it"
+            )
+        text = value if isinstance(value, str) else str(value)
+        if "\0" in text:
+            raise EnvFileError(f"the value of {name} contains a NUL byte, which environments cannot contain")
+        try:
+            length = len(os.fsencode(f"{name}={text}"))
+        except UnicodeEncodeError as error:
+            raise EnvFileError(f"the value of {name} contains a lone surrogate") from error
+        if length > _LONGEST:
+            raise EnvFileError(f"{name} is {length} bytes long with its value; Linux allows at most {_LONGEST}")
+        texts[name] = text
+    return texts
 
 
 def render(env: Mapping[str, str]) -> bytes:
@@ -106,46 +128,6 @@ def read(path: str) -> bytes | None:
         raise EnvFileError(f"cannot read {path}: {error.strerror}") from error
 
 
-def store(path: str, data: bytes, mode: int) -> None:
-    """Replace the file atomically; it is never readable beyond `mode`."""
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise EnvFileError(f"cannot write {path}: the folder {folder} does not exist; create it first")
-    try:
-        # AnsibleModule.atomic_move would give the file the umask's mode for a moment.
-        write_whole(path, data, mode, durable=True)
-    except OSError as error:
-        raise EnvFileError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _checked_name(name: Any) -> str:
-    if not isinstance(name, str) or not _NAME.match(name):
-        raise EnvFileError(
-            f"{name!r} is not a valid environment variable name: use letters, digits and _, not starting with a digit"
-        )
-    if name in SHELL_OWNED:
-        raise EnvFileError(f"{name} cannot be set: the shell that reads the file reserves this variable")
-    return name
-
-
-def _checked_value(name: str, value: Any) -> str:
-    """Numbers are converted to text; any other type is ambiguous."""
-    if isinstance(value, (bool, dict, list)) or value is None:
-        raise EnvFileError(
-            f"the value of {name} is {type(value).__name__}, not text: quote it exactly as the process should see it"
-        )
-    text = value if isinstance(value, str) else str(value)
-    if "\0" in text:
-        raise EnvFileError(f"the value of {name} contains a NUL byte, which environments cannot contain")
-    try:
-        length = len(os.fsencode(f"{name}={text}"))
-    except UnicodeEncodeError as error:
-        raise EnvFileError(f"the value of {name} contains a lone surrogate") from error
-    if length > _LONGEST:
-        raise EnvFileError(f"{name} is {length} bytes long with its value; Linux allows at most {_LONGEST}")
-    return text
-
-
 def env_file(check: bool = False, **given: Any) -> Dict[str, object]:
     """Bring the file into its state, or predict that, and return the result of the module with these options."""
     params: Dict[str, Any] = {**{name: option.get("default") for name, option in OPTIONS.items()}, **given}
@@ -163,10 +145,17 @@ def env_file(check: bool = False, **given: Any) -> Dict[str, object]:
     mode_before = stat.S_IMODE(os.stat(path).st_mode) if before is not None else None
     changed = before != after or (present and mode_before != mode)
     if changed and not check:
-        if after is None:
-            os.unlink(path)
-        else:
-            store(path, after, mode)
+        folder = os.path.dirname(path) or "."
+        if not os.path.isdir(folder):
+            raise EnvFileError(f"cannot write {path}: the folder {folder} does not exist; create it first")
+        try:
+            if after is None:
+                os.unlink(path)
+            else:
+                # AnsibleModule.atomic_move would give the file the umask's mode for a moment.
+                write_whole(path, after, mode, durable=True)
+        except OSError as error:
+            raise EnvFileError(f"cannot write {path}: {error.strerror}") from error
     # Both states as texts without secrets.
     old, visible = parse(before or b""), set(env) - set(params["secrets"])
     diff = {

@@ -14,6 +14,8 @@ import tempfile
 import time
 from typing import Any, Iterator, List
 
+from .words import bytes_text
+
 # Larger than any file of ours; larger files are not read into memory.
 LONGEST_JSON = 64 * 1024 * 1024
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -72,11 +74,7 @@ def write_json_when_full(path: str, document: Any, mode: int = 0o644) -> None:
 
 def read_text(path: str) -> str:
     """Read a small text file, such as those of /proc and /sys; empty if that fails."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    return read_bytes(path).decode("utf-8", "replace")
 
 
 def read_bytes(path: str) -> bytes:
@@ -138,6 +136,18 @@ def locked(path: str, patience: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def folder_problem(folder: str, need: int = 0) -> str:
+    """Make a folder; why that or room for so many more bytes is impossible, after its name; empty if all is well."""
+    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+    except OSError as why:
+        return f"cannot be created: {why.strerror}"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"cannot be written by this user (id {os.getuid()})"
+    free = free_bytes(folder)
+    return f"needs {bytes_text(need)} more, but its file system has {bytes_text(free)} free" if free < need else ""
 
 
 def free_bytes(folder: str) -> int:

@@ -86,19 +86,11 @@ def _read(name: str) -> tuple[str, list[str]]:
     source = loader.get_source(name)
     # Ansible's collection loader, on the controller, returns bytes.
     text = source.decode("utf-8") if isinstance(source, bytes) else str(source)
-    return text, _imported(name, text)
-
-
-def _imported(name: str, source: str) -> list[str]:
-    """The modules of this collection that a module imports, as `from ..room import file` or `from .file import thing`."""
-    names = []
-    for level, path, several, one in IMPORT.findall(source):
+    imported = []
+    for level, path, several, one in IMPORT.findall(text):
         module = ".".join([*name.split(".")[: -len(level)], *filter(None, [path])])
-        # Files are one floor below the rooms.
+        # `from .file import thing`, or `from ..room import file`: files are one floor below the rooms.
         is_file = module.count(".") == PACKAGE.count(".") + 2
-        names += (
-            [module]
-            if is_file
-            else [f"{module}.{word.split()[0]}" for word in (several or one).split(",") if word.strip()]
-        )
-    return names
+        files = [f"{module}.{word.split()[0]}" for word in (several or one).split(",") if word.strip()]
+        imported += [module] if is_file else files
+    return text, imported

@@ -40,7 +40,12 @@ def exposure(path: str, owned: bool = True) -> str:
             owner = user_name(found.st_uid)
             return f"{place} belongs to {owner}, who could change what {me} runs there: {sudo}chown -R {me}: {place}"
         # In a folder above with the sticky bit, nobody renames what belongs to others.
-        above, who = place not in (real, path), _writers(found)
+        above, who = place not in (real, path), ""
+        if found.st_mode & stat.S_IWOTH:
+            who = "every user"
+        elif found.st_mode & stat.S_IWGRP:
+            # Many systems give each user a group of his own, and let it write.
+            who = " and ".join(_members(found.st_gid)[:3])
         if who and not (above and found.st_mode & stat.S_ISVTX):
             return f"{who} may write to {place} and so change what {me} runs: {sudo}chmod {'+t' if above else 'go-w'} {place}"
     return ""
@@ -50,14 +55,6 @@ def exposure_of_run(run_dir: str) -> str:
     """The same of a run's folder and of the base folder around it."""
     runs, base = os.path.dirname(run_dir), os.path.dirname(os.path.dirname(run_dir))
     return (exposure(base) if os.path.basename(runs) == "runs" else "") or exposure(run_dir)
-
-
-def _writers(found: os.stat_result) -> str:
-    """Who else may write there; empty for nobody."""
-    if found.st_mode & stat.S_IWOTH:
-        return "every user"
-    # Many systems give each user a group of his own, and let it write.
-    return " and ".join(_members(found.st_gid)[:3]) if found.st_mode & stat.S_IWGRP else ""
 
 
 def _members(gid: int) -> List[str]:

@@ -16,17 +16,14 @@ import socket
 import sys
 from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from .files import read_bytes, read_text
+from .files import paths_in, read_bytes, read_text
 
 # Every process of a session has this variable, which tells it from lookalikes.
 SESSION_VARIABLE = "NANOCHAT_DDP_SESSION"
 # Tells a keeper that its runner restarted it after it died.
 RESTARTED_VARIABLE = "NANOCHAT_KEEPER_RESTARTED"
-
 # State of a listening socket in /proc/net/tcp.
 _LISTEN = "0A"
-
-
 # Name of preflight's process that answers on the job's ports, to recognise it after an interrupted play.
 PORT_CHECK = "nanochat-check"
 # The rehearsal's all-reduce, in a command line.
@@ -94,10 +91,13 @@ def process(pid: int, proc: str = "/proc") -> Process | None:
     folder = os.path.join(proc, str(pid))
     try:
         name, fields = _stat(folder)
-        uid = _uid(folder)
+        # The folder of a non-dumpable process belongs to root, so read the status.
+        uid = int(_read(os.path.join(folder, "status")).partition(b"\nUid:")[2].split()[0])
         argv = _read(os.path.join(folder, "cmdline")).rstrip(b"\0")
         words = tuple(os.fsdecode(word) for word in argv.split(b"\0")) if argv else ()
-        variables = _variables(folder)
+        # The initial environment; empty if unreadable.
+        entries = (one.partition(b"=") for one in read_bytes(os.path.join(folder, "environ")).split(b"\0"))
+        variables = {os.fsdecode(key): os.fsdecode(value) for key, equals, value in entries if equals}
         again = _stat(folder)[1]
     except (OSError, ValueError, IndexError):
         return None
@@ -193,14 +193,6 @@ def _stat(folder: str) -> tuple[str, list[str]]:
     return head.split("(", 1)[1], tail.split()
 
 
-def _uid(folder: str) -> int:
-    # The folder of a non-dumpable process belongs to root, so read the status.
-    for line in _read(os.path.join(folder, "status")).splitlines():
-        if line.startswith(b"Uid:"):
-            return int(line.split()[1])
-    raise ValueError(f"no Uid in {folder}/status")
-
-
 def _run_of(variables: dict[str, str], argv: Sequence[str] = ()) -> str | None:
     """The run of a session's process: from its environment, or from its command line if it is another user's."""
     folder = variables.get("NANOCHAT_BASE_DIR", "").rstrip("/") if SESSION_VARIABLE in variables else ""
@@ -211,12 +203,6 @@ def _run_of(variables: dict[str, str], argv: Sequence[str] = ()) -> str | None:
     return os.path.basename(folder) or (named[0] if named and is_ours else None)
 
 
-def _variables(folder: str) -> dict[str, str]:
-    """The initial environment of a process; empty if unreadable."""
-    entries = (one.partition(b"=") for one in read_bytes(os.path.join(folder, "environ")).split(b"\0"))
-    return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in entries if equals}
-
-
 def _listening(proc: str) -> Iterator[tuple[str, int, int, str]]:
     """(address, port, uid, inode) of every listening TCP socket of both families."""
     for name in ("tcp", "tcp6"):
@@ -225,14 +211,10 @@ def _listening(proc: str) -> Iterator[tuple[str, int, int, str]]:
             fields = line.split()
             if len(fields) > 9 and fields[3] == _LISTEN:
                 address, port = fields[1].split(":")
-                yield decoded_address(address), int(port, 16), int(fields[7]), fields[9]
-
-
-def decoded_address(text: str) -> str:
-    """Decode the kernel's address, words in the host's byte order."""
-    words = [int(text[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(text), 8)]
-    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
-    return socket.inet_ntop(family, b"".join(words))
+                # Words in the host's byte order.
+                words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8)]
+                family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
+                yield socket.inet_ntop(family, b"".join(words)), int(port, 16), int(fields[7]), fields[9]
 
 
 def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
@@ -240,20 +222,8 @@ def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     owners: dict[str, int] = {}
     for pid in sorted(_pids(proc)):
-        for link in open_files(os.path.join(proc, str(pid), "fd")):
-            if link in wanted:
-                owners.setdefault(wanted[link], pid)
+        # Another user's open files are unknown; one may be closed meanwhile.
+        for path in paths_in(os.path.join(proc, str(pid), "fd")):
+            with contextlib.suppress(OSError, KeyError):
+                owners.setdefault(wanted[os.readlink(path)], pid)
     return owners
-
-
-def open_files(folder: str) -> Iterator[str]:
-    """Targets of a process's open files; none if it is another user's. Skips files closed meanwhile."""
-    try:
-        descriptors = os.listdir(folder)
-    except OSError:
-        return
-    for descriptor in descriptors:
-        try:
-            yield os.readlink(os.path.join(folder, descriptor))
-        except OSError:
-            continue

@@ -113,19 +113,16 @@ def wrapped(line: str, width: int) -> List[str]:
     )
 
 
-NO_PYTHON = (
-    "The Python that Ansible found there does not run (for example a pyenv shim for a version that is not installed): set another one "
-    "as ansible_python_interpreter of that host, for example /usr/bin/python3"
-)
-
-
 def plain_reason(message: str) -> str:
     """Why a host could not be reached, without Ansible's prefix; empty if unknown."""
     if not message:
         return ""
     said = re.sub(r"^Task failed: ", "", message.strip())
     if said.startswith("Module result deserialization failed"):
-        return NO_PYTHON[0].lower() + NO_PYTHON[1:]
+        return (
+            "the Python that Ansible found there does not run (for example a pyenv shim for a version that is not installed): set another "
+            "one as ansible_python_interpreter of that host, for example /usr/bin/python3"
+        )
     said = re.sub(
         r"^(Failed to connect to the host via ssh|Data could not be sent to remote host .*? over ssh):\s*", "", said
     )

@@ -10,7 +10,7 @@ import sys
 from typing import Dict, List, Mapping, Optional, Type, TypedDict, TypeVar, cast
 
 from .._contract.decode import decode
-from .._contract.run_folder import SESSION_FILES
+from .._contract.run_folder import SESSION, SESSION_FILES
 from .._contract.validate import InvalidHostData
 from .._kit.files import read_object
 from .._kit.ownership import exposure, exposure_of_run
@@ -75,15 +75,15 @@ class Record(TypedDict, total=False):
     state: str  # as observed; in no file
 
 
-def launch_in(path: str) -> Launch:
+def launch_in(run_dir: str) -> Launch:
     """The arguments of the last launch."""
-    found = _read(Launch, path)
+    found = _read(Launch, os.path.join(run_dir, SESSION_FILES, LAUNCH))
     return found if found.get("id") else {}
 
 
-def record_in(path: str) -> Record:
+def record_in(run_dir: str) -> Record:
     """A session's record."""
-    return _read(Record, path)
+    return _read(Record, os.path.join(run_dir, SESSION))
 
 
 def _read(kind: Type[Kept], path: str) -> Kept:

@@ -98,11 +98,6 @@ class Output(threading.Thread):
             self._write(1, data)
             self._write(self.log, data)
 
-    def finish(self) -> None:
-        """Wait for the rest of it, but not for a process that nobody can kill."""
-        os.close(self.sink)
-        self.join(2.0)
-
     def say(self, text: str) -> None:
         """A message of the runner, only for the pane."""
         self._write(1, f"[{text}]\n".encode("utf-8", "backslashreplace"))
@@ -171,7 +166,7 @@ class Runner:
             self._start(output)
             code = self._follow(output)
             # Of a job that is to be revived.
-            died = bool(self.launch.get("revive")) and cut_short(_exit_code(code)) and not self._over()
+            died = bool(self.launch.get("revive")) and cut_short(None if code < 0 else code) and not self._over()
             # A killed keeper leaves a rank behind, which should save.
             grace = self.launch["stop_timeout"] if died else 0
             reaper.end(self.me, grace, lambda: self.interrupts > 0)
@@ -184,7 +179,9 @@ class Runner:
             if self._over():
                 break
             pause = min(2 * pause, _LONGEST_SECONDS)
-        output.finish()
+        # Wait for the rest of it, but not for a process that nobody can kill.
+        os.close(output.sink)
+        output.join(2.0)
         self._ended(code, output)
 
     def _start(self, output: Output) -> None:
@@ -267,8 +264,8 @@ class Runner:
 
     def _ended(self, code: int, output: Output) -> None:
         stopped = bool(self.interrupts) or os.path.exists(self.stop_asked)
-        number = -code if code < 0 else None
-        self.state.update({"ended": time.time(), "exit_code": _exit_code(code), "signal": number, "stopped": stopped})
+        exit_code, number = (None, -code) if code < 0 else (code, None)
+        self.state.update({"ended": time.time(), "exit_code": exit_code, "signal": number, "stopped": stopped})
         self._save(output)
         by = self.state["terminated_by"]
         how = "was stopped" if stopped else f"was ended by {by}" if by else "ended"
@@ -280,10 +277,6 @@ class Runner:
             write_json_when_full(self.record, self.state)
         except OSError as error:
             output.say(f"cannot write {self.record}: {error.strerror}")
-
-
-def _exit_code(code: int) -> int | None:
-    return None if code < 0 else code
 
 
 def _how(code: int) -> str:

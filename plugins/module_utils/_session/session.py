@@ -23,18 +23,7 @@ from .._kit.logind import logind
 from . import boot, reaper
 from . import runner as session_runner
 from . import tmux as tmux_utils
-from .record import (
-    LAUNCH,
-    RUNNER,
-    SCRIPT,
-    Launch,
-    Record,
-    Spec,
-    StartArguments,
-    exposed_start,
-    launch_in,
-    record_in,
-)
+from .record import LAUNCH, RUNNER, SCRIPT, Launch, Record, Spec, StartArguments, exposed_start, launch_in, record_in
 
 STARTING = ("started", "restarted", "ready")
 # Parameters of tmux_session.
@@ -86,39 +75,26 @@ class Session:
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def launch(self) -> Launch:
-        """Arguments of the last launch; empty if there was none."""
-        return launch_in(os.path.join(self.folder, LAUNCH))
-
-    def recorded(self) -> Record:
-        """The content of session.json."""
-        return record_in(self.record)
-
     def status(self) -> Record:
         """The content of session.json, and `state`."""
-        identity = self._identity(self.recorded())
+        identity = self.identity()
         state = RUNNING if identity is not None and reaper.runner_alive(identity) else GONE
         # It may have ended meanwhile.
-        record = self.recorded()
+        record = record_in(self.state_dir)
         if record.get("ended") is not None:
             state = FINISHED
         elif not record and not self._is_ours(self.name):
             state = ABSENT
         return {**record, "state": state}
 
-    def left_over(self) -> dict[int, processes.Process]:
-        """All processes of the session except its runner."""
-        identity = self._identity(self.recorded())
-        return reaper.members(identity) if identity else {}
-
     def same(self, spec: Spec) -> bool:
         """Whether the last start had the same arguments."""
-        launch = self.launch()
+        launch = launch_in(self.state_dir)
         return bool(launch) and launch.get("session") == self.name and launch.get("given") == _given(spec, launch["id"])
 
     def describe(self, spec: Spec | None, state: str) -> str:
         """Arguments of a start as text for a diff; only names of environment variables."""
-        launch = self.launch()
+        launch = launch_in(self.state_dir)
         last = launch.get("given")
         given = last if spec is None else _given(spec, str(launch.get("id")))
         lines = [f"state: {state}"]
@@ -134,10 +110,11 @@ class Session:
         """Whether a session with this name is in tmux, and none of others."""
         return self.tmux.other(name, self.folder) == ""
 
-    def _identity(self, record: Record) -> reaper.SessionIdentity | None:
+    def identity(self) -> reaper.SessionIdentity | None:
         """Identity of this session's processes; None if they are from another boot or machine."""
+        record = record_in(self.state_dir)
         # If somebody moved session.json away, launch.json knows the last start.
-        last = record if record.get("id") else self.launch()
+        last = record if record.get("id") else launch_in(self.state_dir)
         if last.get("boot_id") != processes.boot_id():
             return None
         pid, start = record.get("pid"), record.get("pid_start")
@@ -147,7 +124,10 @@ class Session:
 
     def start(self, spec: Spec, revive: bool, stop_timeout: float) -> None:
         """Write the files and start; the session must be startable and not running."""
-        self._clear_tmux()
+        # Remove our last session from tmux, under any name, and ended ones with this name.
+        for name in {launch_in(self.state_dir).get("session", ""), self.name} - {""}:
+            if self._is_ours(name):
+                self.tmux.kill(name)
         identifier = uuid.uuid4().hex
         try:
             self._prepare(spec, identifier, revive, stop_timeout)
@@ -158,8 +138,7 @@ class Session:
 
     def stop(self, timeout: float) -> None:
         """End the session's processes and verify that they are dead."""
-        record = self.recorded()
-        identity = self._identity(record)
+        identity = self.identity()
         if identity is None or not (reaper.runner_alive(identity) or reaper.members(identity)):
             return
         if identity.runner is not None and identity.runner[0] in reaper.own_line(processes.processes()):
@@ -183,7 +162,7 @@ class Session:
                 f"session {self.name}: these processes are still alive after SIGKILL: {named}; they hang in the kernel "
                 "or belong to another user, so kill them by hand or reboot the machine"
             )
-        record = self.recorded()
+        record = record_in(self.state_dir)
         if record and record.get("ended") is None:
             # Its runner was already gone or could not write, so nobody else can record the stop.
             with contextlib.suppress(OSError):
@@ -198,12 +177,6 @@ class Session:
         if os.path.lexists(self.record):
             os.unlink(self.record)
 
-    def locked(self, make: bool, timeout: float) -> contextlib.AbstractContextManager[None]:
-        """Lock out a second controller that works on the same session."""
-        if make:
-            os.makedirs(self.state_dir, exist_ok=True)
-        return locked(self.state_dir, timeout) if os.path.isdir(self.state_dir) else contextlib.nullcontext()
-
     def check_free(self) -> None:
         """The name must be free in tmux, of other people's sessions and of runs in another folder."""
         other = self.tmux.other(self.name, self.folder)
@@ -213,16 +186,8 @@ class Session:
                 f"end it (tmux kill-session -t '={self.name}') or choose another name"
             )
 
-    def _clear_tmux(self) -> None:
-        """Remove our last session from tmux, under any name, and ended ones with this name."""
-        last = str(self.launch().get("session", ""))
-        for name in {last, self.name} - {""}:
-            if self._is_ours(name):
-                self.tmux.kill(name)
-
     def check_startable(self, spec: Spec) -> None:
         """Requirements of a start, checked before anything running is stopped for it."""
-        self.check_free()
         program = spec["argv"][0]
         if spec["env_file"] and not os.path.isfile(spec["env_file"]):
             raise SessionError(
@@ -259,7 +224,7 @@ class Session:
     def _wait_until_started(self, identifier: str) -> None:
         deadline = time.monotonic() + _START_SECONDS
         # It records its job, or that it refused to start it.
-        while (record := self.recorded()).get("id") != identifier or (
+        while (record := record_in(self.state_dir)).get("id") != identifier or (
             record.get("child_pid") or record.get("ended")
         ) is None:
             if time.monotonic() > deadline:
@@ -327,32 +292,21 @@ def _end_runner(pid: int, start: int) -> dict[int, processes.Process]:
     return {}
 
 
-def decide(session: Session, params: Mapping[str, Any], spec: Spec | None) -> str:
+def decide(session: Session, wanted: str, rerun: bool, spec: Spec | None) -> str:
     """The action that brings the session into the wanted state."""
-    status, wanted = session.status()["state"], params["state"]
+    status = session.status()["state"]
     running = status == RUNNING
     if wanted == "restarted":
         return "restart" if running else "start"
     if spec is not None:
         if running:
             return "none" if session.same(spec) else "restart"
-        ended_as_wanted = status == FINISHED and not params["rerun"] and session.same(spec)
+        ended_as_wanted = status == FINISHED and not rerun and session.same(spec)
         return "none" if ended_as_wanted else "start"
-    if wanted == "absent" and (status != ABSENT or session.launch()):
+    if wanted == "absent" and (status != ABSENT or launch_in(session.state_dir)):
         return "remove"
-    return "stop" if running or session.left_over() else "none"
-
-
-def carry_out(session: Session, action: str, spec: Spec | None, params: Mapping[str, Any]) -> None:
-    """Do it. Before a start, the remains of an earlier session are ended."""
-    if spec is not None:
-        # Do not stop what could not be restarted.
-        session.check_startable(spec)
-    session.stop(params["stop_timeout"])
-    if action == "remove":
-        session.remove()
-    elif spec is not None:
-        session.start(spec, params["revive"], params["stop_timeout"])
+    identity = session.identity()
+    return "stop" if running or (identity and reaper.members(identity)) else "none"
 
 
 def difference(session: Session, action: str, spec: Spec | None) -> dict[str, str]:
@@ -389,14 +343,27 @@ def tmux_session(check: bool = False, **given: Any) -> dict[str, Any]:
     if spec is not None and params["state"] == "ready":
         session.check_startable(spec)
         return {"changed": False, "action": "none", "session": session.status(), "warnings": []}
-    with session.locked(make=spec is not None and not check, timeout=params["stop_timeout"] + 60):
-        action = decide(session, params, spec)
+    if spec is not None and not check:
+        os.makedirs(session.state_dir, exist_ok=True)
+    is_there = os.path.isdir(session.state_dir)
+    # A second controller that works on the same session waits.
+    with locked(session.state_dir, params["stop_timeout"] + 60) if is_there else contextlib.nullcontext():
+        action = decide(session, params["state"], params["rerun"], spec)
         diff = difference(session, action, spec)
         if action != "none" and not check:
-            carry_out(session, action, spec, params)
-        entry = boot.BootEntry(session.name, session.state_dir)
-        wanted = False if params["state"] == "absent" else params["at_boot"] if spec else None
-        before, after, missing = entry.bring(wanted, check)
+            if spec is not None:
+                # Do not stop what could not be restarted.
+                session.check_startable(spec)
+            # Before a start, the remains of an earlier session are ended.
+            session.stop(params["stop_timeout"])
+            if action == "remove":
+                session.remove()
+            elif spec is not None:
+                session.start(spec, params["revive"], params["stop_timeout"])
+        before = after = boot.NONE
+        missing, wanted = "", False if params["state"] == "absent" else params["at_boot"] if spec else None
+        if wanted is not None:
+            before, after, missing = boot.at_boot(session.name, session.state_dir, wanted, check)
         status = session.status()
     if before != after:
         diff = {**diff, "before": f"{diff['before']}at boot: {before}\n", "after": f"{diff['after']}at boot: {after}\n"}

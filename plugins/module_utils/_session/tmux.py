@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from typing import List, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
-from .._contract.document import text
-from .._contract.run_folder import SESSION, SESSION_FILES
+from .._contract.run_folder import SESSION_FILES
 from .._kit import bare, processes
-from .._kit.files import read_object
 from .record import RUNNER, runner_argv
 
 OURS = os.path.join(SESSION_FILES, RUNNER)  # in the command of each session that we have started
@@ -64,9 +61,11 @@ class Tmux:
     def start(self, name: str, state_dir: str) -> None:
         """A session that runs the folder's runner without a shell, and stays readable after its end."""
         target = f"={name}:"
+        # tmux interprets a semicolon at the end of a word as the end of the command.
+        argv = [re.sub(r";\Z", r"\;", word) for word in runner_argv(state_dir)]
         self._check(
             name,
-            ["new-session", "-d", "-s", name, "-x", "160", "-y", "48", *map(_literal, runner_argv(state_dir))]
+            ["new-session", "-d", "-s", name, "-x", "160", "-y", "48", *argv]
             # A user's configuration may kill detached sessions.
             + [";", "set-option", "-t", target, "destroy-unattached", "off"]
             + [";", "set-window-option", "-t", target, "remain-on-exit", "on"],
@@ -99,18 +98,3 @@ class Tmux:
         if code:
             why = (err or out).strip() or f"code {code}"
             raise TmuxError(f"session {name}: `{' '.join([self.path, *words[:3]])} ...` failed: {why}")
-
-
-def _literal(word: str) -> str:
-    """tmux interprets a semicolon at the end of a word as the end of the command."""
-    return word[:-1] + "\\;" if word.endswith(";") else word
-
-
-def end_sessions(folders: List[str]) -> None:
-    """End the tmux sessions of finished runs in these run folders."""
-    tmux = Tmux()
-    for folder in folders:
-        name = text(read_object(os.path.join(folder, SESSION)), "session")
-        with contextlib.suppress(TmuxError):
-            if name and tmux.other(check_name(name), os.path.join(folder, SESSION_FILES)) == "":
-                tmux.kill(name)

@@ -19,8 +19,7 @@ from typing import Any, Mapping, NamedTuple
 from .._contract import validate
 from .._contract.document import section, text
 from .._contract.run_folder import MANIFEST, TOKENIZER
-from .._kit.files import free_bytes, hash_file, locked, read_object, write_json
-from .._kit.words import bytes_text
+from .._kit.files import folder_problem, hash_file, locked, paths_in, read_object, write_json
 
 DIGESTS = ".digests.json"
 LOCK = ".lock"
@@ -203,18 +202,14 @@ def _state_of(entry: ManifestEntry, digests: Digests) -> str:
 
 def data_files(folder: str) -> list[str]:
     """The files of a data set, in training order, without hidden files and the manifest."""
-    shards = [name for name in _names(folder) if name.endswith(".parquet") and not name.startswith(".")]
-    have = _names(os.path.join(folder, "tokenizer"))
+    shards = [name for name in names_in(folder) if name.endswith(".parquet") and not name.startswith(".")]
+    have = names_in(os.path.join(folder, "tokenizer"))
     return shards + ["tokenizer/" + name for name in TOKENIZER if name in have]
 
 
-def _names(folder: str) -> list[str]:
+def names_in(folder: str) -> list[str]:
     """The files and links in a folder; none if it cannot be read."""
-    try:
-        with os.scandir(folder) as found:
-            return sorted(one.name for one in found if one.is_symlink() or one.is_file())
-    except OSError:
-        return []
+    return [os.path.basename(path) for path in paths_in(folder) if os.path.islink(path) or os.path.isfile(path)]
 
 
 def writing(folder: str) -> contextlib.AbstractContextManager[None]:
@@ -222,26 +217,11 @@ def writing(folder: str) -> contextlib.AbstractContextManager[None]:
     return locked(os.path.join(folder, LOCK), WRITER_PATIENCE)
 
 
-def check_space(folder: str, need: int) -> None:
-    """Fail before anything is copied if the disk is too small."""
-    free = free_bytes(folder)
-    if need > free:
-        raise ShardsError(
-            f"{folder} needs {bytes_text(need)} more, but its file system has {bytes_text(free)} free; make "
-            "room, take fewer shards (ddp_data_shards), or give this host another base folder (ddp_base_dir)"
-        )
-
-
-def make_folder(folder: str) -> None:
-    """Create a folder, or say in one sentence why it cannot be created or written."""
-    try:
-        os.makedirs(folder, mode=0o755, exist_ok=True)
-        trouble = "" if os.access(folder, os.W_OK | os.X_OK) else "cannot be written by this user"
-    except OSError as why:
-        trouble = f"cannot be created: {why.strerror}"
-    if trouble:
-        advice = f"give the folder to user id {os.getuid()}, or give this host another base folder (ddp_base_dir)"
-        raise ShardsError(f"{folder} {trouble}; {advice}")
+def make_folder(folder: str, need: int = 0) -> None:
+    """Make a folder, with room for what is to be copied, or say in one sentence why that is impossible."""
+    if problem := folder_problem(folder, need):
+        what = "make room, take fewer shards (ddp_data_shards)" if "free" in problem else "give the folder to that user"
+        raise ShardsError(f"{folder} {problem}; {what}, or give this host another base folder (ddp_base_dir)")
 
 
 def link(source: str, target: str) -> None:
@@ -275,22 +255,13 @@ def link_exactly(folder: str, make: Mapping[str, str], remove: list[str]) -> Non
         os.unlink(os.path.join(folder, path))
 
 
-def files_of_run(run: str) -> list[str]:
-    """The paths in run/data and run/tokenizer."""
-    return [f"{part}/{name}" for part in ("data", "tokenizer") for name in _names(os.path.join(run, part))]
-
-
 def run_path(path: str) -> str:
     """A data set file's path in the run folder."""
     return path if path.startswith("tokenizer/") else "data/" + path
 
 
-def take_seeds(wanted: list[ManifestEntry], seeds: list[str], digests: Digests) -> list[ManifestEntry]:
-    """Link files with the right digest from other folders of this host; returns the still missing ones."""
-    return [entry for entry in wanted if not any(_take_seed(entry, seed, digests) for seed in seeds)]
-
-
-def _take_seed(entry: ManifestEntry, seed: str, digests: Digests) -> bool:
+def take_seed(entry: ManifestEntry, seed: str, digests: Digests) -> bool:
+    """Link a file from another folder of this host; whether that has it, with the right digest."""
     target = os.path.join(digests.folder, entry.path)
     for name in (entry.path, os.path.basename(entry.path)):
         source = os.path.join(seed, name)

@@ -27,7 +27,7 @@ import time
 import urllib.parse
 from typing import Any, NamedTuple
 
-from .._contract.document import digest_of, number
+from .._contract.document import Document, digest_of, number
 from .._kit import background, processes
 from .._kit.files import paths_in, read_object, write_json
 from .folder import Digests, Manifest, ManifestEntry, ShardsError, part_of
@@ -85,9 +85,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     timeout = 60
     server: Server
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
     def do_GET(self) -> None:
         settings, self.server.last_asked = self.server.settings, time.monotonic()
         found = re.fullmatch(r"/(\d{1,9})/(.+)", urllib.parse.unquote(self.path))
@@ -101,6 +98,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self._answer(settings.folder, entry, int(found[1]))
             except FileNotFoundError:  # it has just got its name
                 self._head(503)
+
+    do_HEAD = do_GET
 
     def _answer(self, folder: str, entry: ManifestEntry, piece: int) -> None:
         is_question = self.command == "HEAD"
@@ -140,10 +139,6 @@ class Server(socketserver.ThreadingTCPServer):
         self.allow = {ipaddress.ip_address(one) for one in settings.allow}
         self.last_asked = time.monotonic()
         super().__init__((settings.address, port), Handler)
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         return ipaddress.ip_address(client_address[0]) in self.allow
@@ -189,34 +184,38 @@ def places(folder: str) -> list[str]:
     return [path for path in paths_in(os.path.join(folder, SHARE)) if not os.path.basename(path).startswith(".")]
 
 
-def running(place: str) -> dict[str, Any] | None:
+def running(place: str) -> Document | None:
     """The state of a server if its process is alive."""
-    state: dict[str, Any] = read_object(place)
+    state = read_object(place)
     found = processes.process(number(state, "pid"))
     return state if found and found.start == state.get("pid_start") and found.name == NAME else None
 
 
-def start(settings: ServerSettings) -> dict[str, Any]:
+def start(settings: ServerSettings) -> Document:
     """Start the server in a process of its own; returns its state once it listens."""
     for old in places(settings.folder):
         if running(old) is None:  # it ended by itself
             stop(old)
     with bound(settings) as server:
         pid, begun = background.spawn(NAME, [server.socket], server.work)
-        state: dict[str, Any] = {"pid": pid, "pid_start": begun, "address": settings.address, "port": server.port}
+        state: Document = {
+            "pid": pid,
+            "pid_start": begun,
+            "address": settings.address,
+            "port": server.server_address[1],
+        }
     state["settings"] = digest_of(settings)
     os.makedirs(os.path.dirname(settings.place), mode=0o700, exist_ok=True)
     write_json(settings.place, state, 0o600)
     return state
 
 
-def stop(place: str) -> dict[str, Any] | None:
-    """Stop exactly this server; returns its state, None if it was not running."""
+def stop(place: str) -> None:
+    """Stop exactly this server, if it runs."""
     state = running(place)
     if state is not None:
-        background.end(state["pid"], state["pid_start"], STOP_SECONDS)
+        background.end(number(state, "pid"), number(state, "pid_start"), STOP_SECONDS)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(place)
     with contextlib.suppress(OSError):  # another transfer goes on
         os.rmdir(os.path.dirname(place))
-    return state

@@ -11,7 +11,7 @@ import os
 from typing import Any, Callable, Collection, Mapping, NamedTuple
 
 from .._contract import validate
-from .._contract.document import digest_of
+from .._contract.document import Document, digest_of
 from .._contract.run_folder import MANIFEST, TOKENIZER
 from .._contract.urls import NO_CREDENTIALS, has_credentials
 from .._kit.words import plural
@@ -22,19 +22,18 @@ from .folder import (
     Manifest,
     ManifestEntry,
     ShardsError,
-    check_space,
     compare,
     data_files,
-    files_of_run,
     is_link_to,
     link_exactly,
     load_manifest,
     make_folder,
+    names_in,
     part_bytes,
     run_path,
     save_manifest,
     sweep_parts,
-    take_seeds,
+    take_seed,
     writing,
 )
 
@@ -68,7 +67,6 @@ class ShardsOutcome:
     bytes: int = 0
     sources: dict[str, int] = dataclasses.field(default_factory=dict)
     repaired: dict[str, str] = dataclasses.field(default_factory=dict)
-    extra: list[str] = dataclasses.field(default_factory=list)
     before: str = ""
     after: str = ""
     msg: str = ""
@@ -80,7 +78,7 @@ class ShardsOutcome:
         lacking = set(moved)  # a whole collection has thousands
         there = [*(name for name in wanted if name not in lacking), *extra]
         before, after = ("".join(f"{name}\n" for name in sorted(names)) for names in (there, wanted))
-        return cls(bool(moved or extra), moved=moved, extra=extra, before=before, after=after)
+        return cls(bool(moved or extra), moved=moved, before=before, after=after)
 
     def as_result(self) -> dict[str, object]:
         return {
@@ -113,10 +111,11 @@ def import_folder(request: ShardsRequest) -> ShardsOutcome:
 def _link(request: ShardsRequest, folder: str, wanted: Mapping[str, str], there: list[str]) -> ShardsOutcome:
     """Give a folder exactly the wanted links, by path the file that it leads to."""
     make = {path: source for path, source in wanted.items() if not is_link_to(source, os.path.join(folder, path))}
-    outcome = ShardsOutcome.of_names(wanted, list(make), [path for path in there if path not in wanted])
+    extra = [path for path in there if path not in wanted]
+    outcome = ShardsOutcome.of_names(wanted, list(make), extra)
     if outcome.changed and not request.check:
         make_folder(folder)
-        link_exactly(folder, make, outcome.extra)
+        link_exactly(folder, make, extra)
     return outcome
 
 
@@ -234,7 +233,7 @@ def stop(request: ShardsRequest) -> ShardsOutcome:
     return outcome
 
 
-def _server_line(state: Mapping[str, Any] | None) -> str:
+def _server_line(state: Document | None) -> str:
     return f"serving on {state['address']}:{state['port']}, pid {state['pid']}\n" if state else ""
 
 
@@ -267,13 +266,13 @@ def sync(request: ShardsRequest) -> ShardsOutcome:
 def _bring(request: ShardsRequest, outcome: ShardsOutcome, lacking: list[ManifestEntry], digests: Digests) -> None:
     """First other folders of this host, then a check of the disk, then the network."""
     options = request.options
-    wanted = take_seeds(lacking, options["seeds"], digests)
+    wanted = [entry for entry in lacking if not any(take_seed(entry, seed, digests) for seed in options["seeds"])]
     outcome.bytes = sum(one.bytes for one in wanted)
     if len(wanted) < len(lacking):
         outcome.sources[request.host] = sum(one.bytes for one in lacking) - outcome.bytes
     if not wanted:
         return
-    check_space(request.path, outcome.bytes - part_bytes(request.path, wanted))
+    make_folder(request.path, outcome.bytes - part_bytes(request.path, wanted))
     before, behind = (
         [Source(peer, options["secret"] or "", options["address"] or "") for peer in peers]
         for peers in around(request.host, options["peers"])
@@ -305,7 +304,8 @@ def link_run(request: ShardsRequest) -> ShardsOutcome:
                 "sync the data set first (--tags data)"
             )
     wanted = {run_path(one.path): os.path.join(request.path, one.path) for one in manifest.files}
-    outcome = _link(request, run_dir, wanted, files_of_run(run_dir))
+    there = [f"{part}/{name}" for part in ("data", "tokenizer") for name in names_in(os.path.join(run_dir, part))]
+    outcome = _link(request, run_dir, wanted, there)
     outcome.manifest = manifest
     return outcome
 

@@ -19,7 +19,7 @@ from ansible.module_utils.urls import open_url
 
 from .._kit.files import hash_file, read_text
 from .._kit.words import bytes_text
-from .folder import CHUNK, Digests, ShardsError, check_space
+from .folder import CHUNK, Digests, ShardsError, make_folder
 
 MAGIC = b"PAR1"
 READ_SECONDS = 30.0
@@ -93,7 +93,7 @@ def _receive(url: str, part: str) -> Iterator[int]:
     with response:
         begin = _append_to(part, begin, response)
         size = begin + int(response.headers.get("Content-Length") or 0)
-        check_space(os.path.dirname(part), size - begin)
+        make_folder(os.path.dirname(part), size - begin)
         with open(part, "ab" if begin else "wb") as file:
             while chunk := _read(response):
                 file.write(chunk)

@@ -55,8 +55,10 @@ def trainer_files(
     """
     there = {path: digest_at(os.path.join(dest, path)) for path in sorted(files)}
     write = [path for path, old in there.items() if old != files[path]]
-    earlier = filter(_is_inside, words(read_object(os.path.join(dest, DEPLOYED)), "files"))
-    remove = sorted(path for path in earlier if path not in files and os.path.lexists(os.path.join(dest, path)))
+    earlier = words(read_object(os.path.join(dest, DEPLOYED)), "files")
+    # Only in this folder: somebody may have edited the record.
+    inside = (path for path in earlier if not os.path.isabs(path) and ".." not in path.split("/"))
+    remove = sorted(path for path in inside if path not in files and os.path.lexists(os.path.join(dest, path)))
     if (write or remove) and (use := use_of(dest)):
         return {"failed": True, "msg": f"{host}: {use}"}
     if (write or remove) and contents is not None and not check:
@@ -64,7 +66,11 @@ def trainer_files(
             for path in write:
                 _write(os.path.join(dest, path), base64.b64decode(contents[path]))
             for path in remove:
-                _remove(os.path.join(dest, path))
+                place = os.path.dirname(os.path.join(dest, path))
+                os.unlink(os.path.join(dest, path))
+                shutil.rmtree(os.path.join(place, "__pycache__"), ignore_errors=True)
+                with contextlib.suppress(OSError):  # somebody else has files there
+                    os.removedirs(place)
             _write(os.path.join(dest, DEPLOYED), json.dumps({"files": sorted(files)}, indent=1).encode())
         except OSError as why:
             must = f"the user with id {os.getuid()} must be able to write there"
@@ -77,11 +83,6 @@ def trainer_files(
         "removed": remove,
         "diff": {"before_header": dest, "after_header": dest, "before": "".join(before), "after": "".join(after)},
     }
-
-
-def _is_inside(path: str) -> bool:
-    """Whether a relative path stays in its folder; somebody may have edited the record."""
-    return not os.path.isabs(path) and ".." not in path.split("/")
 
 
 def digest_at(path: str) -> str:
@@ -97,7 +98,10 @@ def use_of(folder: str) -> str:
     places = {folder, os.path.realpath(folder)}
     inside = tuple(place + "/" for place in places)
     for pid, one in sorted(processes.processes().items()):
-        if one.marker and (_place_of(pid) in places or any(word.startswith(inside) for word in one.argv)):
+        where = ""
+        with contextlib.suppress(OSError):
+            where = os.readlink(f"/proc/{pid}/cwd")
+        if one.marker and (where in places or any(word.startswith(inside) for word in one.argv)):
             return (
                 f"the files in {folder} would have to change, but {f'the run {one.run}' if one.run else 'a training'} uses them "
                 f"(process {pid}). Stop it first, with a checkpoint: ansible-playbook nanochat.ddp.stop -i INVENTORY "
@@ -106,21 +110,6 @@ def use_of(folder: str) -> str:
     return ""
 
 
-def _place_of(pid: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/cwd")
-    except OSError:
-        return ""
-
-
 def _write(path: str, content: bytes) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     write_whole(path, content, 0o755 if content.startswith(b"#!") else 0o644)
-
-
-def _remove(path: str) -> None:
-    """Remove a file, and its folders where nobody else has files in them."""
-    os.unlink(path)
-    shutil.rmtree(os.path.join(os.path.dirname(path), "__pycache__"), ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.removedirs(os.path.dirname(path))

@@ -24,15 +24,13 @@ from typing import Any, Optional
 from .._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK, VENV_MARK, VENV_STAMP, venv_kind
 from .._contract.versions import MADE_PYTHON, UV, VENV_BYTES
 from .._kit.bare import run
-from .._kit.files import Busy, free_bytes, locked, paths_in, read_object, write_json, write_whole
-from .._kit.words import bytes_text
+from .._kit.files import Busy, folder_problem, locked, paths_in, read_object, write_json, write_whole
 from .files import digest_at, use_of
-from .pip_settings import answers, for_uv, pip_settings
-from .uv_errors import ANSWER_SECONDS, CPU_INDEX, VenvError, explain, last_line
+from .uv import ANSWER_SECONDS, CPU_INDEX, VenvError, answers, explain, for_uv, last_line, pip_settings
 
 OLDEST_PYTHON = (3, 10)
 LOCK_SECONDS = 1800  # how long another build of the same environment is waited for
-ASK_PYTHON = "import json, platform, sys; print(json.dumps([*sys.version_info[:2], platform.machine()]))"
+ASK_PYTHON = "import json, sys; print(json.dumps(sys.version_info[:2]))"
 
 
 def trainer_venv(host: str, check: bool = False, **wanted: Any) -> dict[str, object]:
@@ -61,7 +59,8 @@ def trainer_venv(host: str, check: bool = False, **wanted: Any) -> dict[str, obj
     except OSError as why:
         return {"failed": True, "msg": f"{host}: {why.filename or venv.path}: {why.strerror or why}"}
     after = {name: versions[-1] for name, versions in venv.pins.items()} if changed and check else packages
-    diff = {"before": listed(before), "after": listed(after)}
+    both = {"before": before, "after": after}
+    diff = {when: "".join(f"{name}=={found[name]}\n" for name in sorted(found)) for when, found in both.items()}
     return {"changed": changed, "lacks_uv": lacks_uv, "packages": packages, "tags": tags, "diff": diff}
 
 
@@ -91,10 +90,6 @@ def remove_venv(path: str, host: str, check: bool) -> bool:
                 os.unlink(leftover)
         shutil.rmtree(venv.cache, ignore_errors=True)
     return True
-
-
-def listed(packages: Mapping[str, object]) -> str:
-    return "".join(f"{name}=={version}\n" for name, version in sorted(packages.items()))
 
 
 def uv_beside(path: str) -> str:
@@ -130,25 +125,20 @@ class Venv:
     @functools.cached_property
     def tags(self) -> dict[str, str]:
         """The tags that wheels must match, of the interpreter: its version (3.11), its machine, and the name of their folder."""
-        if self.makes_python:
-            version, machine = MADE_PYTHON, os.uname().machine
-        else:
-            version, machine = self._asked_python()
+        version, machine = MADE_PYTHON, os.uname().machine
+        if not self.makes_python:
+            dummy, out, err = run([self.python, "-I", "-c", ASK_PYTHON])
+            try:
+                major, minor = json.loads(out)
+                problem = f"is Python {major}.{minor}, and the trainer needs 3.10 or newer"
+            except (ValueError, TypeError):
+                major, minor = 0, 0
+                problem = f"does not run as a Python ({last_line(err or out)})"
+            if (major, minor) < OLDEST_PYTHON:
+                advice = "set ddp_python to another, or leave it empty"
+                raise VenvError(f"{self.host}: {self.python} {problem}; {advice}")
+            version = f"{major}.{minor}"
         return {"python": version, "machine": machine, "kind": f"{version}-{machine}"}
-
-    def _asked_python(self) -> tuple[str, str]:
-        """Version and machine of the interpreter, if it can serve."""
-        dummy, out, err = run([self.python, "-I", "-c", ASK_PYTHON])
-        try:
-            major, minor, machine = json.loads(out)
-            problem = f"is Python {major}.{minor}, and the trainer needs 3.10 or newer"
-        except (ValueError, TypeError):
-            major, minor, machine = 0, 0, ""
-            problem = f"does not run as a Python ({last_line(err or out)})"
-        if (major, minor) < OLDEST_PYTHON:
-            advice = "set ddp_python to another, or leave it empty"
-            raise VenvError(f"{self.host}: {self.python} {problem}; {advice}")
-        return f"{major}.{minor}", str(machine)
 
     def stamp(self) -> dict[str, object]:
         """The stamp of the environment; empty if it was never finished."""
@@ -281,16 +271,9 @@ class Venv:
 
 def check_room(folder: str, need: int, host: str, setting: str = "ddp_venv_dir") -> None:
     """Make a folder and check free space before anything is put there."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-        problem = "" if os.access(folder, os.W_OK | os.X_OK) else f"cannot be written by this user (id {os.getuid()})"
-    except OSError as why:
-        problem = f"cannot be created: {why.strerror}"
-    free = free_bytes(folder)
-    if not problem and free < need:
-        problem = f"has {bytes_text(free)} free, but the trainer's packages need about {bytes_text(need)}"
-    if problem:
-        raise VenvError(f"{host}: {folder} {problem}; change that, or give another folder ({setting})")
+    if problem := folder_problem(folder, need):
+        advice = f"change that, or give another folder for the trainer's packages ({setting})"
+        raise VenvError(f"{host}: {folder} {problem}; {advice}")
 
 
 @contextlib.contextmanager

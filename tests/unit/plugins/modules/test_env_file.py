@@ -204,7 +204,7 @@ def read_by(shell, path):
 def test_every_shell_hands_on_every_byte(shell, tmp_path, env):
     path = tmp_path / "env"
     texts = {name: os.fsdecode(value) for name, value in env.items()}
-    env_file_utils.store(str(path), env_file_utils.render(texts), 0o600)
+    path.write_bytes(env_file_utils.render(texts))
 
     arrived = read_by(shell, path)
 

@@ -9,6 +9,7 @@ import json
 import os
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import folder as shards_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import states, url
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Manifest
@@ -103,7 +104,7 @@ def test_field_07_missing_truncated_corrupted_and_oversized_files_are_mended(syn
 
 
 def test_full_disk_is_said_before_anything_moves(sync, tmp_path, monkeypatch):
-    monkeypatch.setattr(shards_utils, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(files, "free_bytes", lambda folder: 1000)
 
     result = sync()
 

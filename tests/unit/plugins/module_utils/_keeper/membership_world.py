@@ -16,7 +16,7 @@ import random
 import signal
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import wire
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Rules, may_train
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import Cause
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.simulated_host import (
@@ -338,7 +338,7 @@ class World:
         lie = self.random.choice(NONSENSE) if self.tick < host.lies_until else {}
         text = json.dumps({**public._asdict(), **lie})
         try:
-            return wire.to_state(text, self.rules.hosts, host.wall)
+            return talk.to_state(text, self.rules.hosts, host.wall)
         except (ValueError, KeyError, TypeError):
             return None
 

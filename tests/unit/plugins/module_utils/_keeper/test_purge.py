@@ -20,7 +20,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deployment im
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import run_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import run_info
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.boot import BootEntry
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.boot import UNIT
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import uv_beside
 
 
@@ -124,7 +124,7 @@ def test_what_starts_a_run_after_a_reboot_goes_with_its_folder(take, base, tmp_p
     for name, folder in units.items():
         put(
             tmp_path / f".config/systemd/user/nanochat-{name}-rank0.service",
-            BootEntry("", str(folder)).unit_text.decode(),
+            UNIT % (name, f'"{folder}/.session" "boot"'),
         )
     take(check=True)
     assert len(list(tmp_path.rglob("*.service"))) == 2

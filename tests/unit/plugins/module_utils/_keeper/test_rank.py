@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, preloaded, rank
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, until
@@ -159,15 +159,15 @@ def test_a_rank_whose_preloaded_trainer_was_killed_or_hangs_is_lost(
     (tmp_path / "scripts/preloaded.py").symlink_to(ROOT / "trainer/scripts/preloaded.py")
     (tmp_path / "scripts/rank.py").write_text(RANK)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    home = preloaded.PreloadedTrainer(sys.executable, ["no.such.module"])
+    home = rank.PreloadedTrainer(sys.executable, ["no.such.module"])
     try:
         assert home.start(["-m", "scripts.rank"], {"SEEN": str(tmp_path / "seen")})
         until((tmp_path / "seen").exists, PATIENCE)
         pid = home._process.pid
-        rank = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+        one = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
         home._process.send_signal(signal.SIGSTOP)
-        os.kill(rank, signal.SIGKILL)
-        assert home.wait() == preloaded.LOST
+        os.kill(one, signal.SIGKILL)
+        assert home.wait() == rank.LOST
         assert home.runner() is None and not home.start(["-m", "scripts.rank"], {})
     finally:
         home._process.kill()

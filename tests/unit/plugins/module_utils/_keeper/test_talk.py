@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk, wire
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk
 from ansible_collections.nanochat.ddp.tests.integration.local import free_port, until
 
 PATIENCE = 60
@@ -148,8 +148,8 @@ TRUE = {
 
 def read(now=1.8e9, **changes):
     """A word of the desktop with these changes, as the laptop reads it."""
-    public = {**json.loads(wire.to_text(membership.KeeperState("desktop"))), **TRUE, **changes}
-    return wire.to_state(json.dumps(public), RULES.hosts, now)
+    public = {**json.loads(talk.to_text(membership.KeeperState("desktop"))), **TRUE, **changes}
+    return talk.to_state(json.dumps(public), RULES.hosts, now)
 
 
 @pytest.mark.parametrize("generation", [[3, ["desktop", "laptop"]], [3, ["desktop"]], None])
@@ -179,17 +179,17 @@ def test_who_knows_the_secret_but_says_nonsense_is_silent_to_the_others(talks):
     desktop.start()
     until_answered(laptop, desktop.me)
     for host in ("elsewhere", "laptop"):
-        desktop._said = (time.monotonic(), wire.to_text(membership.KeeperState(host)), "x")
+        desktop._said = (time.monotonic(), talk.to_text(membership.KeeperState(host)), "x")
         assert silence(laptop, desktop.me) == "desktop sent an invalid answer"
 
 
 def test_the_highest_promise_that_is_believed_leaves_numbers_for_the_others():
     """Who numbers above it is heard again as soon as the clock has gone on by as many seconds."""
     now = 1.8e9
-    lie = read(now, promised=int(now) + wire.AHEAD_SECONDS)
+    lie = read(now, promised=int(now) + talk.AHEAD_SECONDS)
     number = membership.next_number(RULES, membership.OwnState(membership.KeeperState("laptop")), {"desktop": lie})
     honest = membership.KeeperState("laptop", promised=number, generation=membership.Generation(number, ("laptop",)))
-    assert wire.to_state(wire.to_text(honest), RULES.hosts, now + len(RULES.hosts)) == honest
+    assert talk.to_state(talk.to_text(honest), RULES.hosts, now + len(RULES.hosts)) == honest
 
 
 def test_an_address_that_the_host_does_not_have_yet_is_waited_for(talks, monkeypatch):

@@ -29,7 +29,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
     table,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import Session
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import Session, decide
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.tmux import Tmux
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server as shard_server
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests
@@ -108,7 +108,7 @@ def look_everywhere(base: Path) -> None:
     deployed = polling.run_info(run_dir=run, lines=0, plan=True)["plan"]
     assert deployed == {} or (deployed["world"], len(deployed["nodes"])) == (1, 1)
     session = Session("job", run, Tmux())
-    session.left_over()
+    decide(session, "stopped", False, None)
     job: Any = {"argv": ["true"], "chdir": "/", "env_file": None, "log": "/tmp/log"}
     for wanted in (None, job):
         session.describe(wanted, session.status()["state"])

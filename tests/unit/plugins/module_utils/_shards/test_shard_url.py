@@ -10,7 +10,7 @@ import http.server
 import threading
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import folder
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import url as shard_url
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests, ShardsError
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import parquet
@@ -168,7 +168,7 @@ def test_what_is_no_right_shard_is_said_and_not_kept(site, fetch, tmp_path, give
 
 
 def test_full_disk_is_said_with_need_and_rest(fetch, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "free_bytes", lambda folder: 500)
+    monkeypatch.setattr(files, "free_bytes", lambda folder: 500)
     with pytest.raises(
         ShardsError, match=rf"http.*: {tmp_path} needs 40.0 kB more, but its file system has 500 B free"
     ):
