@@ -224,6 +224,7 @@ def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
     for pid in sorted(_pids(proc)):
         # Another user's open files are unknown; one may be closed meanwhile.
         for path in paths_in(os.path.join(proc, str(pid), "fd")):
-            with contextlib.suppress(OSError, KeyError):
-                owners.setdefault(wanted[os.readlink(path)], pid)
+            with contextlib.suppress(OSError):
+                if (link := os.readlink(path)) in wanted:
+                    owners.setdefault(wanted[link], pid)
     return owners
