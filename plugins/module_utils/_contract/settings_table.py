@@ -44,7 +44,8 @@ REMOVED_SETTINGS: Dict[str, Tuple[str, ...]] = {
     "ddp_trainer_join": ("the collection trains with its own trainer. Remove it", "true"),
     "ddp_quiet_minutes": ("a guest comes back after one quiet minute. Remove it", "1", "10"),
     "ddp_heat_limit": ("ddp_away_if is a command for that. Remove it, and see docs/guides/polite-guest.md", "95"),
-    "ddp_load_limit": ("a guest leaves where other programs use more than half a core. Remove it", "0.5"),
+    "ddp_load_limit": ("ddp_away_if is a command for that. Remove it, and see docs/guides/polite-guest.md", "0.5"),
+    "ddp_battery_limit": ("ddp_away_if is a command for that. Remove it, and see docs/guides/polite-guest.md", "100"),
     "ddp_strict": ("warnings never stop a run. Remove it, and read the findings of nanochat.ddp.preflight first", "false"),
     "ddp_python_mirror": ("uv has a setting for that. Remove it, and set python-install-mirror in ~/.config/uv/uv.toml there",),
     "ddp_data_last_shard": ("it is 6542. Remove it; copy the shards of another collection and use ddp_data_source host", "6542"),
@@ -303,13 +304,9 @@ class HostSettings:
         None, "With ddp_polite guest: time of day in which this host trains, by its own clock, such as 22:00-07:00.",
         pattern=r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d", takes="two times of day such as 22:00-07:00", empty="all day",
     )
-    battery_limit: int = _host(
-        100, "With ddp_polite guest: it leaves while on battery with this charge in percent or less; 100: always, 0: never.",
-        low=0, most=100,
-    )
     away_if: Optional[str] = _host(
-        None, "With ddp_polite guest: a shell command, run every ten seconds; the host leaves while it ends with 0.",
-        pattern=r"[^\0\n]+", takes="a command of one line", empty="no further reason to leave",
+        None, "With ddp_polite guest: a shell command, run every ten seconds; the host leaves while it ends with 0, and shows its output.",
+        pattern=r"[^\0\n]+", takes="a command of one line", empty="on battery, or used at its screen; 'false' for neither",
     )
     speed: Optional[float] = _host(
         None, "Speed of this host relative to the others (ddp_batch_split auto and speed).", low=0.001, empty="as measured",

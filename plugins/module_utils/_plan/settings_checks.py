@@ -11,7 +11,7 @@ from typing import Iterator, Sequence
 
 from .._contract import politeness
 from .._contract.findings import Finding, finding
-from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, RunSettings, find
+from .._contract.settings_table import AUTO, LAST_SHARD, RunSettings
 from .._kit import env_file
 from .._kit.words import named, plural
 from .._rules.model_size import SMEAR_CHANNELS, ModelConfig
@@ -27,7 +27,6 @@ TORCHRUN_ENV = (
 PLAN_ENV = (
     "NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", politeness.VARIABLE, "GLOO_SOCKET_IFNAME",
 )  # fmt: skip
-GUEST_LIMITS = ("hours", "battery_limit", "away_if")
 
 
 def refused(problem: str) -> Finding:
@@ -91,7 +90,7 @@ def guest_problems(hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
     """Settings with which a guest could not leave or return, and limits set for a host that is not a guest."""
     guests = [host for host in hosts if host.settings.polite == politeness.GUEST]
     for host in hosts:
-        changed = [name for name in GUEST_LIMITS if getattr(host.settings, name) != find(PREFIX + name).default]
+        changed = [name for name in ("hours", "away_if") if getattr(host.settings, name)]
         if changed and host not in guests:
             yield f"ddp_{changed[0]} is set on {host.name}, but only a guest leaves by it; set ddp_polite to guest there, or take it out."
     run, least = decided.run, max(1, len(hosts) - len(guests))

@@ -20,20 +20,20 @@ from trio import HOSTS, PATIENCE, Trio, wait_for
 ALL = tuple(HOSTS)
 ROWS = 12  # of a step
 MACHINE = "/opt/machine"
-# Laptops that the test plays: their files are in a folder.
+# Laptops that the test plays: their files are in a folder. One owner has a command of his own.
 SETTINGS = {
-    "ddp_polite": "guest", "ddp_away_if": f"test -e {MACHINE}/game", "ddp_extra_env": {"NANOCHAT_MACHINE": MACHINE},
-    "ddp_save_every": 100, "ddp_survive_reboot": False,
+    "ddp_polite": "guest", "ddp_extra_env": {"NANOCHAT_MACHINE": MACHINE}, "ddp_save_every": 100, "ddp_survive_reboot": False,
+    "ddp_away_if": "{{ 'test -e %s/game' if inventory_hostname == 'attic' else '' }}" % MACHINE,
 }  # fmt: skip
 # Answers for the sessions of a test, and passes on everything else.
 LOGINCTL = f"""#!/bin/sh
 case "$1 $2" in
-    "list-sessions --no-legend") if [ -s {MACHINE}/session ]; then echo "2 1000 owner seat0"; fi ;;
+    "show-seat seat0") if [ -s {MACHINE}/session ]; then echo 2; fi ;;
     "show-session 2") cat {MACHINE}/session ;;
     *) exec /usr/bin/loginctl "$@" ;;
 esac
 """
-SESSION = "\n".join(["Name=owner", "Class=user", "Type=wayland", "Seat=seat0", "State=active", "IdleHint=no"])
+SESSION = "\n".join(["Name=owner", "Class=user", "IdleHint=no", "LockedHint=no"])
 BATTERY, GAME = f"{MACHINE}/sys/class/power_supply/BAT0", f"{MACHINE}/game"
 # How each owner needs the machine, takes that back, and what the status says meanwhile.
 NEEDS = {
@@ -52,7 +52,7 @@ NEEDS = {
 
 
 def be_a_laptop(trio: Trio, host: str) -> None:
-    trio.on(host, f"mkdir -p {BATTERY} && echo Battery > {BATTERY}/type && echo 64 > {BATTERY}/capacity")
+    trio.on(host, f"mkdir -p {BATTERY}")
     trio.on(host, f"cat > /usr/local/bin/loginctl <<'END'\n{LOGINCTL}END\nchmod 755 /usr/local/bin/loginctl")
     for dummy, undo, dummy_words in NEEDS.values():
         trio.on(host, undo)
@@ -77,7 +77,7 @@ def test_an_evening(tmp_path: Path) -> None:
     trio.train_together(*ALL)
     assert trio.on("laptop", f"ps -o cls=,ni= -p {trio.pid('laptop')}").split() == ["IDL", "-"]
     # One after the other, until nobody trains.
-    assert seconds_to_leave(trio, "laptop") < 10
+    assert seconds_to_leave(trio, "laptop") < 20
     trio.train_together("desktop", "attic")
     seconds_to_leave(trio, "attic")
     trio.train_together("desktop")

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, ownership, processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, logind, ownership, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as info
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import leftovers, machine
 
@@ -48,6 +48,34 @@ def test_whether_there_is_a_compiler_for_the_kernels(files, monkeypatch, tmp_pat
     (tmp_path / "gcc").write_text("")
     (tmp_path / "gcc").chmod(0o755)
     assert machine.cpu()["compiler"] is True
+
+
+LOGINS = """Name=lzw
+Class=user
+Type=wayland
+State=active
+
+Name=eve
+Class=user
+Type=tty
+State=active
+
+Name=gdm
+Class=greeter
+Type=wayland
+State=online
+"""
+
+
+def test_who_is_logged_in_graphically(monkeypatch):
+    told = {
+        "list-sessions": (0, "2 1000 lzw seat0\n5 1001 eve\nc1 42 gdm seat0\n", ""),
+        "show-session": (0, LOGINS, ""),
+    }
+    monkeypatch.setattr(logind.bare, "tool", lambda argv: told.get(argv[1], (127, "", "")))
+    assert logind.desktop_users() == ["lzw"]
+    told.clear()
+    assert logind.desktop_users() == []
 
 
 def test_a_quota_of_processor_time_limits_the_cores(files):
