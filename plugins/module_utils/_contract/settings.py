@@ -21,6 +21,7 @@ from .settings_table import (
     HOST,
     NOT_SETTINGS,
     PREFIX,
+    REMOVED_CHOICES,
     REMOVED_SETTINGS,
     RUN,
     HostSettings,
@@ -92,7 +93,10 @@ def read_host(variables: Mapping[str, Any]) -> tuple[Values, list[str]]:
 def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
     explained = setting.kind in ("dict", "list") or str(error).startswith(("at most", "a NUL", NO_CREDENTIALS))
     reason = f" ({error})" if explained else ""
-    return f"{name} is {shown(setting, value)}{WHERE}{reason}; it must be {wanted(setting)}."
+    instead = REMOVED_CHOICES.get((setting.name, str(value)), "")
+    return (
+        f"{name} is {shown(setting, value)}{WHERE}{reason}; it must be {wanted(setting)}{instead and ': ' + instead}."
+    )
 
 
 def defaults(profile: str) -> Values:

@@ -228,14 +228,13 @@ def training_of(decided: Decided) -> Training:
 
 
 def trainer_of(run: RunSettings) -> Trainer:
-    compiler = ["zig"] if run.kernels == "zig" else []
     tracker = [run.tracker] if run.tracker in ("mlflow", "wandb") else []
     return {
         "script": stages.SCRIPTS[run.stage],
         "torch": run.torch.partition("+")[0],
         "index": "default" if run.torch.endswith("+cuda") else "auto",
         "python": OLDEST_PYTHON,
-        "packages": ["trainer", *compiler, *tracker],
+        "packages": ["trainer", *tracker],
         "offline": run.trainer_offline,
     }
 

@@ -436,14 +436,14 @@ def prove(kernel: Kernel, shape: KernelShape) -> str:
 
 
 def setup(choice: str, shape: KernelShape) -> KernelChoice:
-    """Once per process: build, prove, switch on. choice: auto, torch (no kernels) or zig (its compiler)."""
+    """Once per process: build, prove, switch on. choice: auto, or torch (no kernels)."""
     global _library
     for kernel in ALL:
         kernel.on = kernel.right = False
     if choice == "torch":
         return KernelChoice([], {}, "as --kernels says")
     try:
-        _library = native.Library(native.built(choice))
+        _library = native.Library(native.built())
     except (native.BuildError, OSError) as error:
         return KernelChoice([], {}, str(error))
     tried = [kernel for kernel in ALL if shape.dtype != torch.float32 or not kernel.only_narrow]
