@@ -104,7 +104,7 @@ class Guest(TypedDict):
     """When a host leaves the run because its machine is in use (ddp_polite guest)."""
 
     hours: Optional[str]
-    away_if: Optional[str]  # a shell command; None for that of _keeper/presence.py
+    away_if: Optional[str]  # a shell command
 
 
 class Node(TypedDict):

@@ -309,8 +309,8 @@ class HostSettings:
         pattern=r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d", takes="two times of day such as 22:00-07:00", empty="all day",
     )
     away_if: Optional[str] = _host(
-        None, "With ddp_polite guest: a shell command, run every ten seconds; the host leaves while it ends with 0, and shows its output.",
-        pattern=r"[^\0\n]+", takes="a command of one line", empty="on battery, or used at its screen; 'false' for neither",
+        None, "With ddp_polite guest: a shell command, run every ten seconds; the host also leaves while it ends with 0; its output is why.",
+        pattern=r"[^\0\n]+", takes="a command of one line", empty="no further reason to leave",
     )
     speed: Optional[float] = _host(
         None, "Speed of this host relative to the others (ddp_batch_split auto and speed).", low=0.001, empty="as measured",

@@ -1,10 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When a guest leaves the run and returns (ddp_polite: guest): by the clock, and by a command of its owner's or the one below."""
+"""When a guest leaves the run and returns (ddp_polite: guest): by the clock, by the command below, and by one of its owner's."""
 
 from __future__ import annotations
 
+import itertools
+import re
 import threading
 import time
 from typing import Set, Tuple
@@ -14,27 +16,24 @@ from .._contract.plan import Guest
 from .._kit import bare
 from . import membership
 
-# Run where ddp_away_if is empty. NANOCHAT_MACHINE is a folder that replaces /, for tests that play a laptop.
-AWAY_IF = """
-power="$NANOCHAT_MACHINE/sys/class/power_supply"
-# Never the battery of a mouse. With a weak charger (AC, ADP1, ucsi-...) a battery loses charge though it is plugged in.
-if grep -qs Discharging "$power"/BAT*/status "$power"/CMB*/status && ! grep -qs 1 "$power"/[Au]*/online; then
-    echo "on battery; back when plugged in"
-    exit
-fi
+# NANOCHAT_MACHINE is a folder that replaces /, for tests that play a laptop.
+IN_USE = """
 # Who sits at the screen, never an SSH login; without logind nobody does.
 session=$(loginctl show-seat seat0 --property=ActiveSession --value)
-[ -n "$session" ] || exit 1
-facts=$(loginctl show-session "$session" -p Name -p Class -p IdleHint -p LockedHint)
+facts=$([ -z "$session" ] || loginctl show-session "$session" -p Name -p Class -p IdleHint -p LockedHint)
 case $facts in
-*Hint=yes*) exit 1 ;;
-*Class=user*) echo "used by $(echo "$facts" | sed -n s/^Name=//p); back when it is left alone" ;;
-*) exit 1 ;;
+*Hint=yes*) ;;
+*Class=user*) echo "used by $(echo "$facts" | sed -n s/^Name=//p); back when it is left alone"; exit ;;
 esac
+# Never the battery of a mouse. With a weak charger (AC, ADP1, ucsi-...) a battery loses charge though it is plugged in.
+power="$NANOCHAT_MACHINE/sys/class/power_supply"
+grep -qs Discharging "$power"/BAT*/status "$power"/CMB*/status && ! grep -qs 1 "$power"/[Au]*/online &&
+    echo "on battery; back when plugged in"
 """
-SECONDS = 5.0  # time limit of the command
-ASK_SECONDS = 10.0  # between two runs of it
-LONGEST = 120  # characters of the reason that it gives
+SECONDS = 5.0  # time limit of a command
+ASK_SECONDS = 2.0  # between two runs of the command above
+OWN_EVERY = 5  # such runs for each of the owner's command
+LONGEST = 120  # characters of the reason that a command gives
 QUIET_SECONDS = 60.0  # without any reason, before a guest returns
 
 
@@ -52,33 +51,37 @@ def reason(command: str) -> str:
 
 
 class Attendance:
-    """Whether a guest takes part now. Its command may take long, so it is run beside the keeper."""
+    """Whether a guest takes part now. Commands may take long, so they are run beside the keeper."""
 
     def __init__(self, limits: Guest) -> None:
-        self.hours, self.command = limits["hours"], limits["away_if"] or AWAY_IF
+        self.hours, self.command = limits["hours"], limits["away_if"]
         self.why = ""  # why it is away, and when it returns; it takes part while this is empty
         self.last = 0.0  # when a reason was last seen
-        self.excused: Set[str] = set()  # reasons that a user's join overrules, while they last
-        self.told = reason(self.command)
+        self.excused: Set[str] = set()  # reasons, without their figures, that a user's join overrules while they last
+        self.used, self.own = reason(IN_USE), reason(self.command) if self.command else ""
         threading.Thread(target=self._ask, daemon=True).start()
 
     def _ask(self) -> None:
-        while True:
+        for turn in itertools.count(1):
             time.sleep(ASK_SECONDS)
-            self.told = reason(self.command)
+            self.used = reason(IN_USE)
+            if self.command and turn % OWN_EVERY == 0:
+                self.own = reason(self.command)
 
     def look(self, now: float, let_in: bool) -> str:
         """Why this host is away. A guest leaves at once, and returns after a minute without any reason, or if a user lets it in."""
         clock = time.localtime()
         inside = not self.hours or within(self.hours, 60 * clock.tm_hour + clock.tm_min)
         outside = "" if inside else "outside of %s; back at %s" % (self.hours, str(self.hours)[:5])
-        found = {code: why for code, why in (("hours", outside), ("command", self.told)) if why}
+        found = {re.sub(r"\d", "", why): why for why in (outside, self.used, self.own) if why}
         if let_in and self.why:
             self.why, self.excused = "", set(found)
         self.excused &= set(found)
         counts = [why for code, why in found.items() if code not in self.excused]
         if counts:
-            self.why, self.last = counts[0], now
+            # A sentence keeps its figure from when the guest left.
+            self.why = self.why if re.sub(r"\d", "", self.why) in found else counts[0]
+            self.last = now
         elif self.why:
             self.why = "quiet again; back after a minute of it" if now - self.last < QUIET_SECONDS else ""
         return self.why

@@ -15,10 +15,10 @@ from .._contract.probe import Measured, Probe, Python, PythonFacts, VenvFacts
 from .._contract.run_folder import MEASURED, PYTHON_FOLDER, PYTHON_IN_FOLDER, venv_kind
 from .._kit import bare
 from .._kit.files import read_object
-from .._kit.logind import desktop_users, logind
+from .._kit.logind import logind
 from .._kit.processes import user_name
 from .leftovers import data_sets, port_holders, run_facts, trainer_processes
-from .machine import cpu, disk, ephemeral, host, limits, memory
+from .machine import cpu, desktop_users, disk, ephemeral, host, limits, memory
 from .network import names_and_routes, nics
 from .sources import folder_facts
 

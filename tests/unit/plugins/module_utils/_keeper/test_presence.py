@@ -31,7 +31,7 @@ esac
 
 @pytest.fixture
 def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a laptop that the default command looks at, with a mouse and nobody at its screen."""
+    """The folder of a laptop that the command of ours looks at, with a mouse and nobody at its screen."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/loginctl").write_text(LOGINCTL)
     (tmp_path / "bin/loginctl").chmod(0o755)
@@ -50,19 +50,20 @@ def supply(laptop: Path, name: str, **facts: str) -> None:
 
 
 def guest(monkeypatch: pytest.MonkeyPatch, hours: str | None = None) -> presence.Attendance:
-    """A guest whose command said nothing yet, and is not asked again."""
+    """A guest whose commands said nothing yet, and are not asked again."""
     monkeypatch.setattr(presence, "ASK_SECONDS", 1e6)
-    return presence.Attendance({"hours": hours, "away_if": "false"})
+    monkeypatch.setattr(presence, "IN_USE", "false")
+    return presence.Attendance({"hours": hours, "away_if": None})
 
 
 def test_a_laptop_that_is_unplugged_is_away(laptop: Path) -> None:
-    assert presence.reason(presence.AWAY_IF) == ""
+    assert presence.reason(presence.IN_USE) == ""
     supply(laptop, "BAT1", status="Discharging")
     supply(laptop, "AC", online="0")
-    assert presence.reason(presence.AWAY_IF) == BATTERY
+    assert presence.reason(presence.IN_USE) == BATTERY
     # A weak charger: plugged in, though the battery loses charge.
     supply(laptop, "ucsi-source-psy-USBC000:001", online="1")
-    assert presence.reason(presence.AWAY_IF) == ""
+    assert presence.reason(presence.IN_USE) == ""
 
 
 @pytest.mark.parametrize(
@@ -76,11 +77,11 @@ def test_a_laptop_that_is_unplugged_is_away(laptop: Path) -> None:
 )
 def test_a_machine_whose_screen_somebody_uses_is_away(laptop: Path, session: str, why: str) -> None:
     (laptop / "session").write_text(session)
-    assert presence.reason(presence.AWAY_IF) == ""  # logged in, and another one is in the foreground
+    assert presence.reason(presence.IN_USE) == ""  # logged in, and another one is in the foreground
     (laptop / "seat").write_text("2\n")
-    assert presence.reason(presence.AWAY_IF) == why
+    assert presence.reason(presence.IN_USE) == why
     (laptop / "bin/loginctl").write_text("#!/bin/sh\necho no such service >&2\nexit 1\n")
-    assert presence.reason(presence.AWAY_IF) == ""
+    assert presence.reason(presence.IN_USE) == ""
 
 
 def test_a_command_says_why_in_its_first_line_and_has_a_time_limit(
@@ -107,12 +108,15 @@ def test_the_guides_command_for_a_machine_that_is_busy(tmp_path: Path) -> None:
         assert presence.reason(command.replace("sleep 3", stat.format(user, nice, tmp_path))) == why
 
 
-def test_a_guest_asks_its_command_every_few_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence, "ASK_SECONDS", 0.05)
-    one = presence.Attendance({"hours": None, "away_if": f"test -e {tmp_path}/away"})
+def test_a_guest_asks_both_commands_every_few_seconds(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "ASK_SECONDS", 0.01)
+    one = presence.Attendance({"hours": None, "away_if": f"test -e {laptop}/away"})
     assert one.look(0.0, False) == ""
-    (tmp_path / "away").touch()
+    (laptop / "away").touch()
     until(lambda: one.look(0.0, False).startswith("ddp_away_if"))
+    (laptop / "away").unlink()
+    supply(laptop, "BAT1", status="Discharging")
+    until(lambda: one.look(1.0, False) == BATTERY)
 
 
 @pytest.mark.parametrize(
@@ -128,31 +132,44 @@ def test_a_guest_is_away_outside_of_its_hours(monkeypatch):
     assert one.look(0.0, False) == "outside of 22:00-07:00; back at 22:00"
     # A user's join overrules the hours, but not what comes up later.
     assert one.look(1.0, True) == one.look(2.0, False) == ""
-    one.told = BATTERY
+    one.used = BATTERY
     assert one.look(3.0, False) == BATTERY
 
 
 def test_a_guest_leaves_at_once_and_comes_back_after_a_quiet_minute(monkeypatch):
     one = guest(monkeypatch)
-    one.told = BATTERY
+    one.used = BATTERY
     assert one.look(0.0, False) == BATTERY
-    one.told = ""
+    one.used = ""
     assert one.look(59.0, False) == "quiet again; back after a minute of it"
     assert one.look(61.0, False) == ""
     for now in range(100, 700, 10):
-        one.told = BATTERY if now % 20 == 0 else ""
+        one.used = BATTERY if now % 20 == 0 else ""
         assert one.look(now, False)
 
 
 def test_who_lets_a_guest_in_by_hand_overrules_the_reason_as_long_as_it_lasts(monkeypatch):
     one = guest(monkeypatch)
-    one.told = BATTERY
+    one.used = BATTERY
     assert one.look(0.0, False) == BATTERY
     assert one.look(1.0, True) == one.look(2.0, False) == ""
-    one.told = ""
-    assert one.look(3.0, False) == ""
-    one.told = BATTERY
-    assert one.look(4.0, False) == BATTERY
+    one.used = "used by eve; back when it is left alone"
+    assert one.look(3.0, False) == one.used
+    one.used = ""
+    assert one.look(70.0, False) == ""
+    one.used = BATTERY
+    assert one.look(71.0, False) == BATTERY
+
+
+def test_a_reason_keeps_its_figure_from_when_the_guest_left(monkeypatch):
+    one = guest(monkeypatch)
+    one.used = "91 degrees"
+    assert one.look(0.0, False) == "91 degrees"
+    one.used = "95 degrees"
+    assert one.look(10.0, False) == "91 degrees"
+    assert one.look(11.0, True) == ""
+    one.used = "93 degrees"
+    assert one.look(20.0, False) == ""
 
 
 MINE = m.Generation(2, ("desktop", "laptop"))

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, logind, ownership, processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, ownership, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as info
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import leftovers, machine
 
@@ -72,10 +72,10 @@ def test_who_is_logged_in_graphically(monkeypatch):
         "list-sessions": (0, "2 1000 lzw seat0\n5 1001 eve\nc1 42 gdm seat0\n", ""),
         "show-session": (0, LOGINS, ""),
     }
-    monkeypatch.setattr(logind.bare, "tool", lambda argv: told.get(argv[1], (127, "", "")))
-    assert logind.desktop_users() == ["lzw"]
+    monkeypatch.setattr(machine.bare, "tool", lambda argv: told.get(argv[1], (127, "", "")))
+    assert machine.desktop_users() == ["lzw"]
     told.clear()
-    assert logind.desktop_users() == []
+    assert machine.desktop_users() == []
 
 
 def test_a_quota_of_processor_time_limits_the_cores(files):
