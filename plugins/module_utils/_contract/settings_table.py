@@ -309,7 +309,7 @@ class HostSettings:
         pattern=r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d", takes="two times of day such as 22:00-07:00", empty="all day",
     )
     away_if: Optional[str] = _host(
-        None, "With ddp_polite guest: a shell command, run every ten seconds; the host also leaves while it ends with 0; its output is why.",
+        None, "With ddp_polite guest: a shell command, every ten seconds; the host also leaves while it ends with 0; its output is why.",
         pattern=r"[^\0\n]+", takes="a command of one line", empty="no further reason to leave",
     )
     speed: Optional[float] = _host(
