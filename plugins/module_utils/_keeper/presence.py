@@ -47,7 +47,9 @@ def reason(command: str) -> str:
     """Why a command says that its host is away: the first line that it prints. Empty if it does not end with 0, or in time."""
     code, out, dummy = bare.run(["/bin/sh", "-c", command], {"LC_ALL": "C"}, seconds=SECONDS)
     line = "".join(char for char in out.partition("\n")[0] if char.isprintable()).strip()[:LONGEST]
-    return "" if code else line or "ddp_away_if says so; back when it does not"
+    if not any(map(str.isalpha, line)):  # such as the number of a process
+        line = "ddp_away_if says so; back when it does not"
+    return "" if code else line
 
 
 class Attendance:
@@ -57,7 +59,7 @@ class Attendance:
         self.hours, self.command = limits["hours"], limits["away_if"]
         self.why = ""  # why it is away, and when it returns; it takes part while this is empty
         self.last = 0.0  # when a reason was last seen
-        self.excused: Set[str] = set()  # reasons, without their figures, that a user's join overrules while they last
+        self.excused: Set[str] = set()  # reasons, their figures aside, that a user's join overrules while they last
         self.used, self.own = reason(IN_USE), reason(self.command) if self.command else ""
         threading.Thread(target=self._ask, daemon=True).start()
 
@@ -73,14 +75,14 @@ class Attendance:
         clock = time.localtime()
         inside = not self.hours or within(self.hours, 60 * clock.tm_hour + clock.tm_min)
         outside = "" if inside else "outside of %s; back at %s" % (self.hours, str(self.hours)[:5])
-        found = {re.sub(r"\d", "", why): why for why in (outside, self.used, self.own) if why}
+        found = {re.sub(r"\d+", "0", why): why for why in (outside, self.used, self.own) if why}
         if let_in and self.why:
             self.why, self.excused = "", set(found)
         self.excused &= set(found)
         counts = [why for code, why in found.items() if code not in self.excused]
         if counts:
             # A sentence keeps its figure from when the guest left.
-            self.why = self.why if re.sub(r"\d", "", self.why) in found else counts[0]
+            self.why = self.why if re.sub(r"\d+", "0", self.why) in found else counts[0]
             self.last = now
         elif self.why:
             self.why = "quiet again; back after a minute of it" if now - self.last < QUIET_SECONDS else ""

@@ -88,8 +88,9 @@ def test_a_command_says_why_in_its_first_line_and_has_a_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert presence.reason("printf 'too \\033hot\\nand more'") == "too hot"
-    assert len(presence.reason("printf '%09999d' 1")) == presence.LONGEST
-    assert presence.reason("true") == "ddp_away_if says so; back when it does not"
+    assert len(presence.reason("printf 'x%09999d' 1")) == presence.LONGEST
+    for command in ("true", "echo 12345"):
+        assert presence.reason(command) == "ddp_away_if says so; back when it does not"
     assert [presence.reason(command) for command in ("echo no; false", "/nowhere")] == ["", ""]
     # A command that hangs is no reason to leave.
     monkeypatch.setattr(presence, "SECONDS", 0.1)
@@ -170,6 +171,8 @@ def test_a_reason_keeps_its_figure_from_when_the_guest_left(monkeypatch):
     assert one.look(11.0, True) == ""
     one.used = "93 degrees"
     assert one.look(20.0, False) == ""
+    one.used = "12"
+    assert one.look(30.0, False) == "12"
 
 
 MINE = m.Generation(2, ("desktop", "laptop"))
