@@ -44,7 +44,7 @@ def sentence(text: Any) -> str:
     return str(text or "").strip("\n").rstrip()
 
 
-def finding_text(found: Mapping[str, Any]) -> str:
+def finding_text(found: Finding) -> str:
     """A finding in two lines: what was seen where, and the remedy."""
     where, seen, remedy = str(found.get("host") or ""), str(found.get("seen")), str(found.get("remedy") or "")
     if found.get("peer"):
