@@ -160,13 +160,10 @@ class Story(_Named, CallbackBase):
         self._steps.worked = True
         self.v2_runner_item_on_ok(result)
         if result.result.get("changed"):
-            self._changed(result)
-
-    def _changed(self, result: Any) -> None:
-        host = result.host.get_name()
-        self._steps.count_change(host)
-        if self._checking and not self._terminal.quiet:
-            self._steps.tell(f"would change on {host}: {task_name(result.task)}", C.COLOR_CHANGED)
+            host = result.host.get_name()
+            self._steps.count_change(host)
+            if self._checking and not self._terminal.quiet:
+                self._steps.tell(f"would change on {host}: {task_name(result.task)}", C.COLOR_CHANGED)
 
     def _findings(self, seen: Mapping[str, Any]) -> None:
         for found in findings_in(seen):
