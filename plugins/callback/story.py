@@ -118,7 +118,7 @@ class Story(_Named, CallbackBase):
         for text in result.result.get("warnings") or []:
             display.warning(str(text))
 
-    def _dumped(self, values: Mapping[str, Any]) -> str:
+    def _dumped(self, values: Mapping[str, object]) -> str:
         """Values in the chosen format."""
         dump = getattr(super(), "_dump_results", None)
         return str(dump(values) if dump is not None else json.dumps(values, indent=4, default=str))
@@ -165,7 +165,7 @@ class Story(_Named, CallbackBase):
             if self._checking and not self._terminal.quiet:
                 self._steps.tell(f"would change on {host}: {task_name(result.task)}", C.COLOR_CHANGED)
 
-    def _findings(self, seen: Mapping[str, Any]) -> None:
+    def _findings(self, seen: Mapping[str, object]) -> None:
         for found in findings_in(seen):
             if self._terminal.quiet:
                 return
@@ -187,7 +187,7 @@ class Story(_Named, CallbackBase):
         if not failed:
             self._error(result, result.result)
 
-    def _error(self, result: Any, seen: Mapping[str, Any]) -> None:
+    def _error(self, result: Any, seen: Mapping[str, object]) -> None:
         self._steps.failed = self._trouble = True
         host, mark = result.host.get_name(), self._terminal.mark("failed")
         text = sentence(seen.get("msg")) or sentence(self._dumped(dict(seen)))

@@ -84,7 +84,7 @@ def is_local(known: Mapping[str, Any]) -> bool:
     return known.get("ansible_connection") in ("local", "ansible.builtin.local")
 
 
-def command_on(host: str, known: Mapping[str, Any], argv: Sequence[str] = ()) -> str:
+def command_on(host: str, known: Mapping[str, object], argv: Sequence[str] = ()) -> str:
     """The command line for a person who runs a program on a host, or logs in, by the variables with which Ansible reaches it."""
     if is_local(known):
         return shlex.join(argv)

@@ -50,7 +50,7 @@ def doctor_info(call: Call, plan: Plan) -> dict[str, object]:
 
 
 def judge_verdict(
-    call: Call, plan: Plan, evidence: Mapping[str, Any], results_dir: str, as_json: bool = False
+    call: Call, plan: Plan, evidence: Mapping[str, object], results_dir: str, as_json: bool = False
 ) -> dict[str, object]:
     """The doctor's single finding, as lines for people or JSON; evidence: what doctor_info returned by host, stored below results_dir."""
     hosts, known = [node["host"] for node in plan["nodes"]], call.variables["hostvars"]

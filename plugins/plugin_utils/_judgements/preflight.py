@@ -155,7 +155,7 @@ def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> HostTr
     return {"links": links.get("links") or [], "error": next(iter(failed), "")}
 
 
-def measured_on(seen: Seen) -> dict[str, Mapping[str, Any]]:
+def measured_on(seen: Seen) -> dict[str, Mapping[str, object]]:
     """Each host's measurements of its step; empty if there are none."""
     return {host: pieces.get("step", {}).get("measured") or {} for host, pieces in seen.items()}
 
