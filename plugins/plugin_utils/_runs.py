@@ -79,7 +79,7 @@ def whole_path(path: str) -> str:
     return os.path.realpath(os.path.expanduser(path))
 
 
-def is_local(known: Mapping[str, Any]) -> bool:
+def is_local(known: Mapping[str, object]) -> bool:
     """Whether a host with these variables is this machine."""
     return known.get("ansible_connection") in ("local", "ansible.builtin.local")
 
