@@ -58,7 +58,7 @@ def one_run(results: Mapping[str, Any]) -> str:
     return str(newest["run"]) if newest else ""
 
 
-def newest_model(results: Mapping[str, Any]) -> dict[str, str]:
+def newest_model(results: Mapping[str, object]) -> dict[str, str]:
     """The host with the newest checkpoint of the newest training, with run and folder; empty if there is none.
 
     A fine-tuned model comes before its base.

@@ -85,7 +85,7 @@ class Call(NamedTuple):
         base_dir = node.get("base_dir") or self.variable("ddp_base_dir") or rows()["ddp_base_dir"].default
         return {"base_dir": base_dir, "run": run or plan.get("run") or self.variable("ddp_run") or None}
 
-    def located(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def located(self, params: Mapping[str, object]) -> dict[str, Any]:
         """Parameters, with the run that is meant unless they say where it is."""
         return {**({} if {"run_dir", "base_dir"} & set(params) else self.which_run()), **params}
 
