@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -110,7 +114,9 @@ def test_the_guides_command_for_a_machine_that_is_busy(tmp_path: Path) -> None:
 
 
 def test_a_guest_asks_both_commands_every_few_seconds(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence, "ASK_SECONDS", 0.01)
+    over, before = threading.Event(), set(threading.enumerate())
+    sleeping = SimpleNamespace(localtime=time.localtime, sleep=lambda seconds: over.wait(0.01) and sys.exit())
+    monkeypatch.setattr(presence, "time", sleeping)
     one = presence.Attendance({"hours": None, "away_if": f"test -e {laptop}/away"})
     assert one.look(0.0, False) == ""
     (laptop / "away").touch()
@@ -118,6 +124,8 @@ def test_a_guest_asks_both_commands_every_few_seconds(laptop: Path, monkeypatch:
     (laptop / "away").unlink()
     supply(laptop, "BAT1", status="Discharging")
     until(lambda: one.look(1.0, False) == BATTERY)
+    over.set()
+    until(lambda: set(threading.enumerate()) <= before)
 
 
 @pytest.mark.parametrize(
