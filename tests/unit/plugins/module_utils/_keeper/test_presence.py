@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import threading
 import time
 from pathlib import Path
@@ -114,9 +113,14 @@ def test_the_guides_command_for_a_machine_that_is_busy(tmp_path: Path) -> None:
 
 
 def test_a_guest_asks_both_commands_every_few_seconds(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    over, before = threading.Event(), set(threading.enumerate())
-    sleeping = SimpleNamespace(localtime=time.localtime, sleep=lambda seconds: over.wait(0.01) and sys.exit())
-    monkeypatch.setattr(presence, "time", sleeping)
+    over, asleep = threading.Event(), threading.Event()
+
+    def sleep(seconds: float) -> None:
+        if over.wait(0.01):
+            asleep.set()
+            time.sleep(1e6)
+
+    monkeypatch.setattr(presence, "time", SimpleNamespace(localtime=time.localtime, sleep=sleep))
     one = presence.Attendance({"hours": None, "away_if": f"test -e {laptop}/away"})
     assert one.look(0.0, False) == ""
     (laptop / "away").touch()
@@ -125,7 +129,7 @@ def test_a_guest_asks_both_commands_every_few_seconds(laptop: Path, monkeypatch:
     supply(laptop, "BAT1", status="Discharging")
     until(lambda: one.look(1.0, False) == BATTERY)
     over.set()
-    until(lambda: set(threading.enumerate()) <= before)
+    assert asleep.wait(10)
 
 
 @pytest.mark.parametrize(
