@@ -29,6 +29,7 @@ import atexit
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -42,11 +43,10 @@ from ansible.utils.display import Display
 
 from ..module_utils._kit.printable import printable
 from ..module_utils._kit.words import seconds_text
-from ..plugin_utils import _handover
 from ..plugin_utils._agent.verbs import on_controller
 from ..plugin_utils._display.progress import Ledger, ledger_of, run_line
 from ..plugin_utils._display.steps import HEADING, Steps
-from ..plugin_utils._display.terminal import MARKS, Terminal
+from ..plugin_utils._display.terminal import MARKS, Terminal, hand_over
 from ..plugin_utils._display.texts import (
     closing_text,
     error_text,
@@ -97,7 +97,8 @@ class Story(_Named, CallbackBase):
         self._begun = time.monotonic()
         self._over = True  # until a play starts
         atexit.register(self._at_exit)
-        let_workers_end_silently()
+        # Ctrl-C reaches Ansible's workers, too, until they are detached: end them by the signal, not with Python's traceback.
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None)
 
     def _show_in_step(self, msg: str, color: str | None) -> bool:
         """Show other plugins' output under the current step."""
@@ -117,7 +118,7 @@ class Story(_Named, CallbackBase):
         for text in result.result.get("warnings") or []:
             display.warning(str(text))
 
-    def _dumped(self, values: Mapping[str, Any]) -> str:
+    def _dumped(self, values: Mapping[str, object]) -> str:
         """Values in the chosen format."""
         dump = getattr(super(), "_dump_results", None)
         return str(dump(values) if dump is not None else json.dumps(values, indent=4, default=str))
@@ -159,21 +160,12 @@ class Story(_Named, CallbackBase):
         self._steps.worked = True
         self.v2_runner_item_on_ok(result)
         if result.result.get("changed"):
-            self._changed(result)
+            host = result.host.get_name()
+            self._steps.count_change(host)
+            if self._checking and not self._terminal.quiet:
+                self._steps.tell(f"would change on {host}: {task_name(result.task)}", C.COLOR_CHANGED)
 
-    def _debug_text(self, result: Any) -> None:
-        text = result.result.get("msg")
-        if isinstance(text, list) and all(isinstance(line, str) for line in text):
-            text = "\n".join(text)
-        self._steps.tell(sentence(text if isinstance(text, str) else self._dumped(result.result)))
-
-    def _changed(self, result: Any) -> None:
-        host = result.host.get_name()
-        self._steps.count_change(host)
-        if self._checking and not self._terminal.quiet:
-            self._steps.tell(f"would change on {host}: {task_name(result.task)}", C.COLOR_CHANGED)
-
-    def _findings(self, seen: Mapping[str, Any]) -> None:
+    def _findings(self, seen: Mapping[str, object]) -> None:
         for found in findings_in(seen):
             if self._terminal.quiet:
                 return
@@ -195,7 +187,7 @@ class Story(_Named, CallbackBase):
         if not failed:
             self._error(result, result.result)
 
-    def _error(self, result: Any, seen: Mapping[str, Any]) -> None:
+    def _error(self, result: Any, seen: Mapping[str, object]) -> None:
         self._steps.failed = self._trouble = True
         host, mark = result.host.get_name(), self._terminal.mark("failed")
         text = sentence(seen.get("msg")) or sentence(self._dumped(dict(seen)))
@@ -221,7 +213,10 @@ class Story(_Named, CallbackBase):
         """One item of a loop: its texts and findings."""
         self._warnings(result)
         if result.task.action in DEBUG:
-            self._debug_text(result)
+            text = result.result.get("msg")
+            if isinstance(text, list) and all(isinstance(line, str) for line in text):
+                text = "\n".join(text)
+            self._steps.tell(sentence(text if isinstance(text, str) else self._dumped(result.result)))
         self._findings(result.result)
 
     def v2_runner_item_on_failed(self, result: Any) -> None:
@@ -258,7 +253,11 @@ class Story(_Named, CallbackBase):
         self._steps.leave()
         self._terminal.hide()
         if self._for_terminal:
-            self._open_terminal()
+            # The prompt that the playbook prepared.
+            if sys.stdin.isatty() and sys.stdout.isatty():
+                hand_over(self._for_terminal["terminal"], bool(self._for_terminal["remote"]))
+            else:
+                self._terminal.say(f"Run this in a terminal to chat with the model:\n{self._for_terminal['line']}")
             return
         if self._terminal.quiet and not self._trouble:
             return
@@ -266,13 +265,6 @@ class Story(_Named, CallbackBase):
             took = seconds_text(time.monotonic() - self._begun)
             text = closing_text(stats, self._hosts_failed, took, self._checking)
             self._terminal.say(text, stderr=self._terminal.quiet)
-
-    def _open_terminal(self) -> None:
-        """Open the prompt that the playbook prepared; without a terminal, say how."""
-        if _handover.is_there():
-            _handover.hand_over(self._for_terminal["terminal"], bool(self._for_terminal["remote"]))
-        else:
-            self._terminal.say(f"Run this in a terminal to chat with the model:\n{self._for_terminal['line']}")
 
     def _at_exit(self) -> None:
         """Restore the terminal after an interruption, and say what that means for the training."""
@@ -286,11 +278,6 @@ class Story(_Named, CallbackBase):
             )
         elif not self._over:
             self._terminal.say("Interrupted. What was done stays; to go on, run the same command again.")
-
-
-def let_workers_end_silently() -> None:
-    """Ctrl-C reaches Ansible's workers, too, until they are detached: end them by the signal, not with Python's traceback."""
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None)
 
 
 # Ansible knows its verbosity before it loads its display.

@@ -50,7 +50,7 @@ def results_dir(given: str) -> str:
 
 
 def shard_chain(
-    servers: Mapping[str, Any], links: Mapping[str, Any], nodes: Iterable[Any], first: str
+    servers: Mapping[str, object], links: Mapping[str, Any], nodes: Iterable[Any], first: str
 ) -> list[dict[str, Any]]:
     """The shard servers of the hosts in the order in which these hand files on: the first host, then the fastest, Wi-Fi last."""
 

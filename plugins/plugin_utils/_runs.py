@@ -14,6 +14,7 @@ from typing import Any
 from ..module_utils._contract.document import number
 from ..module_utils._kit.words import plain_reason
 from ..module_utils._run.health import UNSEEN, Seen, without_cpu
+from ..module_utils._run.state import RunState
 
 
 def why_no_answer(result: Mapping[str, Any]) -> str:
@@ -36,16 +37,16 @@ def seen_of(results: Mapping[str, Any]) -> list[Seen]:
     return found
 
 
-def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, RunState]]:
     """Host and run of every answer of run_info that found one, also of a loop or of run_models, without silent hosts."""
     for host, result in results.items():
         told = result or {}
         for one in told.get("results") or told.get("models") or [told]:
             if one and one.get("run") and one["run"].get("run"):
-                yield str(host), dict(one["run"])
+                yield str(host), one["run"]
 
 
-def age(run: Mapping[str, Any]) -> tuple[int, float]:
+def age(run: RunState) -> tuple[int, float]:
     """Sort key: the newest training last; within a training, the last start last."""
     return number(run.get("training"), "number"), run.get("started") or 0.0
 
@@ -53,23 +54,24 @@ def age(run: Mapping[str, Any]) -> tuple[int, float]:
 def one_run(results: Mapping[str, Any]) -> str:
     """The name of the run started last on any host, which a command means on all of them; empty if there is none."""
     found = (run for dummy, run in seen(results))
-    return str(max(found, key=lambda run: run.get("started") or 0.0, default={"run": ""})["run"])
+    newest = max(found, key=lambda run: run.get("started") or 0.0, default=None)
+    return str(newest["run"]) if newest else ""
 
 
-def newest_model(results: Mapping[str, Any]) -> dict[str, str]:
+def newest_model(results: Mapping[str, object]) -> dict[str, str]:
     """The host with the newest checkpoint of the newest training, with run and folder; empty if there is none.
 
     A fine-tuned model comes before its base.
     """
     having = [
-        (run["run"].endswith("-sft"), age(run)[0], run["saved"], -(run["rank"] or 0), host, run)
+        (str(run["run"]).endswith("-sft"), age(run)[0], run["saved"], -(run["rank"] or 0), host, run)
         for host, run in seen(results)
         if run.get("saved") is not None
     ]
     if not having:
         return {}
     *dummy, host, run = max(having, key=lambda one: one[:4])
-    return {"host": host, "run": run["run"], "run_dir": run["run_dir"]}
+    return {"host": host, "run": str(run["run"]), "run_dir": str(run["run_dir"])}
 
 
 def whole_path(path: str) -> str:
@@ -77,12 +79,12 @@ def whole_path(path: str) -> str:
     return os.path.realpath(os.path.expanduser(path))
 
 
-def is_local(known: Mapping[str, Any]) -> bool:
+def is_local(known: Mapping[str, object]) -> bool:
     """Whether a host with these variables is this machine."""
     return known.get("ansible_connection") in ("local", "ansible.builtin.local")
 
 
-def command_on(host: str, known: Mapping[str, Any], argv: Sequence[str] = ()) -> str:
+def command_on(host: str, known: Mapping[str, object], argv: Sequence[str] = ()) -> str:
     """The command line for a person who runs a program on a host, or logs in, by the variables with which Ansible reaches it."""
     if is_local(known):
         return shlex.join(argv)

@@ -44,27 +44,17 @@ class Package(NamedTuple):
     digests: tuple[str, ...]
 
 
-class Lock(NamedTuple):
-    """The locks that one environment is made from."""
-
-    text: str
-    digest: str
-    pins: dict[str, list[str]]
-
-
-def read_lock(folder: Path, names: Sequence[str], torch_index: str) -> Lock:
-    """The text of the named locks, in which the trainer's own depends on the build of torch."""
+def read_lock(folder: Path, names: Sequence[str], torch_index: str) -> dict[str, object]:
+    """Text, digest and checked versions of the named locks, as trainer_venv takes them; the trainer's own depends on the build of torch."""
     build = {"trainer": "trainer-default" if torch_index == "default" else "trainer-cpu"}
-    texts = []
-    for name in names:
-        texts.append((folder / "locks" / f"{build.get(name, name)}.txt").read_text(encoding="utf-8"))
-    text = "\n".join(texts)
+    files = [folder / "locks" / f"{build.get(name, name)}.txt" for name in names]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     checked = set(" ".join(re.findall(r"^# Checked: (.*)$", text, re.M)).split())
     pins: dict[str, list[str]] = {}
     for one in packages(text):
         if one.name in checked:
             pins.setdefault(one.name, []).append(one.version.partition("+")[0])
-    return Lock(text, hashlib.sha256(text.encode()).hexdigest()[:16], pins)
+    return {"lock": text, "digest": hashlib.sha256(text.encode()).hexdigest()[:16], "pins": pins}
 
 
 def packages(text: str) -> list[Package]:

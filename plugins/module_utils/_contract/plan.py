@@ -104,8 +104,7 @@ class Guest(TypedDict):
     """When a host leaves the run because its machine is in use (ddp_polite guest)."""
 
     hours: Optional[str]
-    battery_limit: int
-    away_if: Optional[str]
+    away_if: Optional[str]  # a shell command
 
 
 class Node(TypedDict):

@@ -217,13 +217,6 @@ class LocalPorts(TypedDict):
     high: LocalPort
 
 
-class Usage(TypedDict):
-    """Use of the machine by people."""
-
-    graphical: List[PlainWord]  # users who are logged in graphically
-    blind: List[str]  # the reasons to be away that it cannot see, each with the source that is missing
-
-
 class Probe(TypedDict):
     """All facts of a host."""
 
@@ -249,4 +242,4 @@ class Probe(TypedDict):
     data: List[DataSet]  # data sets in the store
     folders: Dict[str, Folder]  # for each of the folders asked for, its kind (folder, file or absent) and what it holds
     measured: Optional[Measured]  # what was measured on this host before, or `null`
-    usage: Usage  # who is logged in graphically, and what the host cannot tell of its use
+    usage: Dict[str, List[PlainWord]]  # graphical: users who are logged in graphically

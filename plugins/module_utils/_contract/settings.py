@@ -21,6 +21,7 @@ from .settings_table import (
     HOST,
     NOT_SETTINGS,
     PREFIX,
+    REMOVED_CHOICES,
     REMOVED_SETTINGS,
     RUN,
     HostSettings,

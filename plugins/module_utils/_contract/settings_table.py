@@ -44,7 +44,8 @@ REMOVED_SETTINGS: Dict[str, Tuple[str, ...]] = {
     "ddp_trainer_join": ("the collection trains with its own trainer. Remove it", "true"),
     "ddp_quiet_minutes": ("a guest comes back after one quiet minute. Remove it", "1", "10"),
     "ddp_heat_limit": ("ddp_away_if is a command for that. Remove it, and see docs/guides/polite-guest.md", "95"),
-    "ddp_load_limit": ("a guest leaves where other programs use more than half a core. Remove it", "0.5"),
+    "ddp_load_limit": ("ddp_away_if is a command for that. Remove it, and see docs/guides/polite-guest.md", "0.5"),
+    "ddp_battery_limit": ("a guest leaves as soon as it is on battery. Remove it; with ddp_polite low a host trains on battery", "100"),
     "ddp_strict": ("warnings never stop a run. Remove it, and read the findings of nanochat.ddp.preflight first", "false"),
     "ddp_python_mirror": ("uv has a setting for that. Remove it, and set python-install-mirror in ~/.config/uv/uv.toml there",),
     "ddp_data_last_shard": ("it is 6542. Remove it; copy the shards of another collection and use ddp_data_source host", "6542"),
@@ -56,6 +57,10 @@ REMOVED_SETTINGS: Dict[str, Tuple[str, ...]] = {
     "ddp_port_range": ("the data ports are a host's own local ports (sysctl net.ipv4.ip_local_port_range). Remove it",),
     "ddp_rebalance": ("shares follow the hosts' speeds. Remove it; ddp_batch_split equal or threads keeps them", "true"),
     "ddp_torch_index": ("uv asks PyTorch's index, then pip's. Remove it; ddp_torch 2.13.0+cuda accepts a CUDA build", "auto"),
+}
+# Their choices, of settings that stay.
+REMOVED_CHOICES = {
+    ("ddp_kernels", "zig"): "where gcc is installed, auto compiles the C kernels",
 }
 # fmt: on
 ALIASES = {"watch": "ddp_watch"}
@@ -215,8 +220,8 @@ class RunSettings:
         choices=("auto", "fp32", "bf16"), flag="matmul",
     )
     kernels: str = _training(
-        "auto", "Work between matrix products; auto: C kernels if a host can compile them and they are faster; zig: ziglang compiles them.",
-        choices=("auto", "torch", "zig"), flag="kernels",
+        "auto", "Work between matrix products; auto: C kernels if a host can compile them and they are faster; torch: none.",
+        choices=("auto", "torch"), flag="kernels",
     )
     extra_args: Tuple[str, ...] = _training((), "Additional arguments for the training command, for example a learning rate.")
     extra_env: Mapping[str, str] = _training({}, "Additional environment variables of the training processes.")
@@ -304,12 +309,8 @@ class HostSettings:
         None, "With ddp_polite guest: time of day in which this host trains, by its own clock, such as 22:00-07:00.",
         pattern=r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d", takes="two times of day such as 22:00-07:00", empty="all day",
     )
-    battery_limit: int = _host(
-        100, "With ddp_polite guest: it leaves while on battery with this charge in percent or less; 100: always, 0: never.",
-        low=0, most=100,
-    )
     away_if: Optional[str] = _host(
-        None, "With ddp_polite guest: a shell command, run every ten seconds; the host leaves while it ends with 0.",
+        None, "With ddp_polite guest: a shell command, every ten seconds; the host also leaves while it ends with 0; its output is why.",
         pattern=r"[^\0\n]+", takes="a command of one line", empty="no further reason to leave",
     )
     speed: Optional[float] = _host(

@@ -16,7 +16,6 @@ import os
 import queue
 import signal
 import sys
-import threading
 import time
 import traceback
 from typing import Any, Dict, Optional, Set, cast
@@ -24,18 +23,16 @@ from typing import Any, Dict, Optional, Set, cast
 from .._contract import keeper_states as states
 from .._contract import run_folder
 from .._contract.document import whole
-from .._contract.plan import Guest, Plan
+from .._contract.plan import Plan
 from .._kit import files
 from .._kit.processes import RESTARTED_VARIABLE, boot_id
-from .._probe.usage import UsageMeter
 from .._session.record import COME_BACK
-from . import membership, memory, presence, talk
+from . import membership, memory, talk
+from .presence import Attendance, follow
 from .rank import LocalRank
 
 TICK = 0.2
 LINGER = 3.0  # for this long others can ask how it ended
-READ_SECONDS = 1.0  # between two checks of how the machine is used
-MACHINE = "NANOCHAT_MACHINE"  # a folder that replaces /, for tests that simulate a laptop
 
 
 def rules_of(plan: Plan) -> membership.Rules:
@@ -45,28 +42,6 @@ def rules_of(plan: Plan) -> membership.Rules:
     return membership.Rules(
         hosts, keeper["min_hosts"], keeper["grace_seconds"], float(plan["timeout_seconds"]), keeper["restarts"]
     )
-
-
-class Attendance:
-    """Whether this host takes part now (ddp_polite guest). Commands may take long, so they are run beside the keeper."""
-
-    def __init__(self, limits: Guest, now: float) -> None:
-        self.limits, self.machine = limits, UsageMeter(limits["away_if"], os.environ.get(MACHINE, "/"))
-        self.reading = self.machine.read()
-        self.state = presence.look(limits, presence.GuestState(), self.reading, now)
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        while True:
-            time.sleep(READ_SECONDS)
-            self.reading = self.machine.read()
-
-    def look(self, now: float, let_in: bool) -> str:
-        """Why this host is away; empty while it takes part."""
-        self.state = presence.look(self.limits, self.state, self.reading, now)
-        if let_in:
-            self.state = presence.let_in(self.state)
-        return self.state.why
 
 
 class Keeper:
@@ -79,7 +54,7 @@ class Keeper:
         self.host, self.launch = str(settings["host"]), str(settings["launch"])
         self.rules, self.rank = rules_of(plan), LocalRank(plan, self.host, run_dir)
         limits = next((node.get("guest") for node in plan["nodes"] if node["host"] == self.host), None)
-        self.guest = Attendance(limits, time.monotonic()) if limits else None
+        self.guest = Attendance(limits) if limits else None
         self.patience = float(plan["timeout_seconds"])
         peers = {n["host"]: talk.KeeperAddress(n["host"], str(n["address"]), n["keeper_port"]) for n in plan["nodes"]}
         me = peers.pop(self.host)
@@ -280,7 +255,7 @@ class Keeper:
         if let_in:
             with contextlib.suppress(OSError):
                 os.remove(mark)
-        self.own, order = presence.follow(self.own, now, self.guest.look(now, let_in))
+        self.own, order = follow(self.own, now, self.guest.look(now, let_in))
         if self.own.public.state == states.RESTING:
             self.rank.close()  # PyTorch takes memory, which is the owner's now
         elif before.state == states.RESTING:

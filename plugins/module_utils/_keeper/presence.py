@@ -1,56 +1,40 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When a guest leaves the run and returns (ddp_polite: guest): pure functions of limits, readings and the clock.
-
-Each limit has hysteresis. A guest returns only after a minute without any reason to be away.
-"""
+"""When a guest leaves the run and returns (ddp_polite: guest): by the clock, by the command below, and by one of its owner's."""
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Dict, FrozenSet, Mapping, NamedTuple, Tuple
+import itertools
+import re
+import threading
+import time
+from typing import Set, Tuple
 
 from .._contract import keeper_states as states
 from .._contract.plan import Guest
-from .._probe.usage import Reading
+from .._kit import bare
 from . import membership
 
-HOURS, USED, BATTERY, OWN, LOAD = "hours", "used", "battery", "own", "load"
-# Ignore shorter peaks of load.
-LASTING = {LOAD: 10.0}
-QUIET_SECONDS = 60.0
-# Cores that other programs may keep busy, to stay and to come back.
-MOST_LOAD, LESS_LOAD = 0.5, 0.25
-# Hysteresis: this much charge above the limit before a guest returns.
-MORE_CHARGE = 5
-
-
-class GuestState(NamedTuple):
-    """State of a guest; it takes part while `why` is empty."""
-
-    why: str = ""  # why it is away, and when it returns
-    code: str = ""  # code of that reason
-    since: Mapping[str, float] = MappingProxyType({})  # when each current reason appeared
-    excused: FrozenSet[str] = frozenset()  # reasons overruled by a user's join, while they last
-    last: float = 0.0  # when a reason was last seen
-
-
-def reasons(limits: Guest, reading: Reading, away: bool) -> Dict[str, str]:
-    """All current reasons to be away, with their sentences, the simplest first."""
-    found: Dict[str, str] = {}
-    if limits["hours"] and not within(limits["hours"], reading.minute):
-        found[HOURS] = "outside of %s; back at %s" % (limits["hours"], limits["hours"][:5])
-    if reading.users:
-        found[USED] = "used by %s; back when it is left alone" % " and ".join(reading.users)
-    least = limits["battery_limit"] + (MORE_CHARGE if away and limits["battery_limit"] else 0)
-    if reading.charge is not None and limits["battery_limit"] and reading.charge <= least:
-        found[BATTERY] = "on battery; back when plugged in"
-    if reading.away_if:
-        found[OWN] = "ddp_away_if says so; back when it does not"
-    if reading.load is not None and reading.load > (LESS_LOAD if away else MOST_LOAD):
-        found[LOAD] = "other programs use %.1f cores; back below %.2g" % (reading.load, LESS_LOAD)
-    return found
+# NANOCHAT_MACHINE is a folder that replaces /, for tests that play a laptop.
+IN_USE = """
+# Who sits at the screen, never an SSH login; without logind nobody does.
+session=$(loginctl show-seat seat0 --property=ActiveSession --value)
+facts=$([ -z "$session" ] || loginctl show-session "$session" -p Name -p Class -p IdleHint -p LockedHint)
+case $facts in
+*Hint=yes*) ;;
+*Class=user*) echo "used by $(echo "$facts" | sed -n s/^Name=//p); back when it is left alone"; exit ;;
+esac
+# Never the battery of a mouse. With a weak charger (AC, ADP1, ucsi-...) a battery loses charge though it is plugged in.
+power="$NANOCHAT_MACHINE/sys/class/power_supply"
+grep -qs Discharging "$power"/BAT*/status "$power"/CMB*/status && ! grep -qs 1 "$power"/[Au]*/online &&
+    echo "on battery; back when plugged in"
+"""
+SECONDS = 5.0  # time limit of a command
+ASK_SECONDS = 2.0  # between two runs of the command above
+OWN_EVERY = 5  # such runs for each of the owner's command
+LONGEST = 120  # characters of the reason that a command gives
+QUIET_SECONDS = 60.0  # without any reason, before a guest returns
 
 
 def within(hours: str, minute: int) -> bool:
@@ -59,26 +43,50 @@ def within(hours: str, minute: int) -> bool:
     return begin <= minute < end if begin < end else minute >= begin or minute < end
 
 
-def look(limits: Guest, before: GuestState, reading: Reading, now: float) -> GuestState:
-    """The state after another reading."""
-    found = reasons(limits, reading, bool(before.why))
-    excused = before.excused & set(found)
-    since = {code: before.since.get(code, now) for code in found if code not in excused}
-    counts = [code for code in since if before.why or now - since[code] >= LASTING.get(code, 0.0)]
-    if counts:
-        # Keep the sentence, with its figure, from when the guest left.
-        same = before.code in counts
-        return GuestState(
-            before.why if same else found[counts[0]], before.code if same else counts[0], since, excused, now
-        )
-    if before.why and now - before.last < QUIET_SECONDS:
-        return before._replace(why="quiet again; back after a minute of it", code="", since=since)
-    return GuestState(since=since, excused=excused)
+def reason(command: str) -> str:
+    """Why a command says that its host is away: the first line that it prints. Empty if it does not end with 0, or in time."""
+    code, out, dummy = bare.run(["/bin/sh", "-c", command], {"LC_ALL": "C"}, seconds=SECONDS)
+    line = "".join(char for char in out.partition("\n")[0] if char.isprintable()).strip()[:LONGEST]
+    if not any(map(str.isalpha, line)):  # such as the number of a process
+        line = "ddp_away_if says so; back when it does not"
+    return "" if code else line
 
 
-def let_in(guest: GuestState) -> GuestState:
-    """A user's join overrules the current reasons."""
-    return GuestState(excused=guest.excused | set(guest.since)) if guest.why else guest
+class Attendance:
+    """Whether a guest takes part now. Commands may take long, so they are run beside the keeper."""
+
+    def __init__(self, limits: Guest) -> None:
+        self.hours, self.command = limits["hours"], limits["away_if"]
+        self.why = ""  # why it is away, and when it returns; it takes part while this is empty
+        self.last = 0.0  # when a reason was last seen
+        self.excused: Set[str] = set()  # reasons, their figures aside, that a user's join overrules while they last
+        self.used, self.own = reason(IN_USE), reason(self.command) if self.command else ""
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def _ask(self) -> None:
+        for turn in itertools.count(1):
+            time.sleep(ASK_SECONDS)
+            self.used = reason(IN_USE)
+            if self.command and turn % OWN_EVERY == 0:
+                self.own = reason(self.command)
+
+    def look(self, now: float, let_in: bool) -> str:
+        """Why this host is away. A guest leaves at once, and returns after a minute without any reason, or if a user lets it in."""
+        clock = time.localtime()
+        inside = not self.hours or within(self.hours, 60 * clock.tm_hour + clock.tm_min)
+        outside = "" if inside else "outside of %s; back at %s" % (self.hours, str(self.hours)[:5])
+        found = {re.sub(r"\d+", "0", why): why for why in (outside, self.used, self.own) if why}
+        if let_in and self.why:
+            self.why, self.excused = "", set(found)
+        self.excused &= set(found)
+        counts = [why for code, why in found.items() if code not in self.excused]
+        if counts:
+            # A sentence keeps its figure from when the guest left.
+            self.why = self.why if re.sub(r"\d+", "0", self.why) in found else counts[0]
+            self.last = now
+        elif self.why:
+            self.why = "quiet again; back after a minute of it" if now - self.last < QUIET_SECONDS else ""
+        return self.why
 
 
 def follow(own: membership.OwnState, now: float, why: str) -> Tuple[membership.OwnState, str]:

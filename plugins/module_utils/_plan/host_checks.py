@@ -12,13 +12,12 @@ from .._contract import lineage
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import INFO, WARNING
 from .._contract.plan import Node, Plan, open_ports
-from .._contract.politeness import GUEST
 from .._contract.probe import PortHolder, TrainingProcess
 from .._contract.settings_table import AUTO
 from .._contract.versions import MADE_PYTHON, VENV_BYTES
 from .._kit.ownership import WITHOUT_MODES
 from .._kit.processes import is_check
-from .._kit.words import bytes_text, named, plain_reason, plural
+from .._kit.words import bytes_text, plain_reason, plural
 from .hosts import Host, made_python, neighbours, pythons, same_machine, same_network_stack
 
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -52,10 +51,6 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
     wanting = [host for host in hosts if nodes[host.name]["flags"].get("kernels") == AUTO]
     if bare := [host.name for host in wanting if host.fact("cpu", "compiler") is False]:
         yield finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH")
-    for host in hosts:
-        if host.polite == GUEST and (blind := host.fact("usage", "blind")):
-            seen = f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
-            yield finding("guest-blind", host.name, seen)
 
 
 def unseen(host: Host, hosts: Sequence[Host]) -> Finding:

@@ -265,8 +265,7 @@ def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan
         "env_secret": sorted(run.secret_env),
     }
     if host.polite == GUEST:
-        limits = host.settings
-        node["guest"] = {"hours": limits.hours, "battery_limit": limits.battery_limit, "away_if": limits.away_if}
+        node["guest"] = {"hours": host.settings.hours, "away_if": host.settings.away_if}
     node["env"] = command.env(decided, node, host)
     node["argv"] = rank_argv(plan, node)
     before = sum(other["address"] == own.address for other in plan["nodes"])

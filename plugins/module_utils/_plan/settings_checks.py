@@ -26,7 +26,6 @@ TORCHRUN_ENV = (
 PLAN_ENV = (
     "NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", politeness.VARIABLE, "GLOO_SOCKET_IFNAME",
 )  # fmt: skip
-GUEST_LIMITS = ("hours", "battery_limit", "away_if")
 
 
 def problems(decided: Decided) -> Iterator[str]:
@@ -88,7 +87,7 @@ def guest_problems(hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
     """Settings with which a guest could not leave or return, and limits set for a host that is not a guest."""
     guests = [host for host in hosts if host.settings.polite == politeness.GUEST]
     for host in hosts:
-        changed = [name for name in GUEST_LIMITS if getattr(host.settings, name) != find(PREFIX + name).default]
+        changed = [name for name in ("hours", "away_if") if getattr(host.settings, name)]
         if changed and host not in guests:
             yield f"ddp_{changed[0]} is set on {host.name}, but only a guest leaves by it; set ddp_polite to guest there, or take it out."
     run, least = decided.run, max(1, len(hosts) - len(guests))

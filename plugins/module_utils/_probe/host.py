@@ -18,10 +18,9 @@ from .._kit.files import read_object
 from .._kit.logind import logind
 from .._kit.processes import user_name
 from .leftovers import data_sets, port_holders, run_facts, trainer_processes
-from .machine import cpu, disk, ephemeral, host, limits, memory
+from .machine import cpu, desktop_users, disk, ephemeral, host, limits, memory
 from .network import names_and_routes, nics
 from .sources import folder_facts
-from .usage import facts as usage_facts
 
 PYTHON_CHECK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 TEST_PROGRAM = os.path.join("scripts", "gloo_check.py")
@@ -69,7 +68,7 @@ def host_info(
         "data": data_sets(base),
         "folders": {path: folder_facts(path) for path in folders},
         "measured": cast(Measured, read_object(os.path.join(base, MEASURED))) or None,
-        "usage": usage_facts(bare.tool),
+        "usage": {"graphical": desktop_users()},
     }
     return {"probe": probe}
 

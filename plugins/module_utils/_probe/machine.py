@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple, Sequence
 
 from .._contract.probe import Disk, LocalPorts, Machine, Memory, Processors
+from .._kit import bare
 from .._kit.ownership import exposure, mount_of
 from .._kit.processes import user_name
 from .network import read
@@ -26,6 +27,7 @@ CGROUPS = "/sys/fs/cgroup"
 # Cores below this fraction of the fastest one's capacity are small.
 SMALL = 0.8
 COMPILERS = ("cc", "gcc", "clang")  # that the trainer looks for (native.py)
+GRAPHICAL = ("x11", "wayland", "mir")
 NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 NETWORK_FILE_SYSTEMS = (
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "9p", "afs", "sshfs",
@@ -41,6 +43,17 @@ def host() -> Machine:
         "user": user_name(os.getuid()),
         "home": os.path.expanduser("~"),
     }
+
+
+def desktop_users() -> list[str]:
+    """Users who are logged in graphically; none without logind."""
+    sessions = bare.tool(["loginctl", "list-sessions", "--no-legend"])[1]
+    names = [line.split()[0] for line in sessions.splitlines() if line.strip()]
+    properties = ["-p%s" % name for name in ("Name", "Class", "Type", "State")]
+    told = bare.tool(["loginctl", "show-session", *names, *properties])[1] if names else ""
+    blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in re.split(r"\n\s*\n", told)]
+    users = [one for one in blocks if one.get("Class", "").startswith("user") and one.get("State") != "closing"]
+    return sorted({one["Name"] for one in users if one.get("Type") in GRAPHICAL})
 
 
 # Processors. A matrix product is split evenly, so all threads wait for the slowest: small cores and second threads of a core cost more

@@ -84,7 +84,7 @@ class Call(NamedTuple):
         base_dir = node.get("base_dir") or self.variable("ddp_base_dir") or rows()["ddp_base_dir"].default
         return {"base_dir": base_dir, "run": run or plan.get("run") or self.variable("ddp_run") or None}
 
-    def located(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def located(self, params: Mapping[str, object]) -> dict[str, Any]:
         """Parameters, with the run that is meant unless they say where it is."""
         return {**({} if {"run_dir", "base_dir"} & set(params) else self.which_run()), **params}
 
@@ -97,7 +97,7 @@ class Call(NamedTuple):
         return piped(self.action, program(self, verb, params), self.known)
 
 
-def program(call: Call, verb: str, params: Mapping[str, Any]) -> str:
+def program(call: Call, verb: str, params: Mapping[str, object]) -> str:
     """The program that calls a verb on the host, in the environment of the task."""
     environ = {name: str(value) for one in call.action._task.environment or () for name, value in one.items()}
     module, usual = f"{host_code.PACKAGE}.{HOST_VERBS[verb]}", {"check": call.check, "host": call.host}
@@ -133,7 +133,7 @@ def python_of(action: ActionBase, variables: Mapping[str, object]) -> list[str]:
     return ["sh", "-c", FIRST.format(names=shlex.join(names), mark=FOUND), "sh"]
 
 
-def piped(action: ActionBase, text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+def piped(action: ActionBase, text: str, variables: Mapping[str, object]) -> dict[str, Any]:
     """The answer of a program through the connection's pipe, or a sentence why there is none."""
     if not action._connection.has_pipelining:
         return {"failed": True, "msg": f"the connection {action._connection.ansible_name} takes no program; use ssh"}
@@ -170,7 +170,7 @@ def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
         return {}
 
 
-def decoded(answer: Mapping[str, Any], documents: Mapping[str, Any], host: object) -> dict[str, Any]:
+def decoded(answer: Mapping[str, object], documents: Mapping[str, Any], host: object) -> dict[str, Any]:
     """A host's answer with its documents (key -> type) decoded, or a failed one with a sentence about what does not fit."""
     if answer.get("failed") or answer.get("unreachable"):
         return dict(answer)

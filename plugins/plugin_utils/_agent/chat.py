@@ -35,7 +35,7 @@ def run_models(call: Call, run: str, stage: str) -> dict[str, Any]:
     return {"models": [decoded(one, {"run": RunState}, call.host) for one in found]}
 
 
-def choose_model(call: Call, found: Mapping[str, Any]) -> dict[str, Any]:
+def choose_model(call: Call, found: Mapping[str, Any]) -> dict[str, str]:
     """Where the newest checkpoint of the newest training is, and how it is loaded there; found: what run_models returned by host."""
     model = newest_model(found)
     if not model:
@@ -62,7 +62,7 @@ def choose_model(call: Call, found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def remote_command(model: Mapping[str, Any], flags: Mapping[str, Any], asks: bool = False) -> str:
+def remote_command(model: Mapping[str, str], flags: Mapping[str, object], asks: bool = False) -> str:
     """The command for the host's login shell, which may be csh or fish: only sh sees more than plain words, or (asks) a prompt on stdin."""
     names = {"NANOCHAT_BASE_DIR": model["run_dir"], "PYTHONPATH": model["trainer_dir"], "CUDA_VISIBLE_DEVICES": ""}
     environment = ["env", *(f"{name}={value}" for name, value in names.items())]
@@ -72,27 +72,25 @@ def remote_command(model: Mapping[str, Any], flags: Mapping[str, Any], asks: boo
     return f'exec /bin/sh -c \'cd "$0" && exec "$@"{prompt}\' {shlex.join(words)}'
 
 
-def chat(call: Call, model: Mapping[str, Any], flags: Mapping[str, Any], prompt: Any) -> dict[str, Any]:
+def chat(call: Call, model: Mapping[str, str], flags: Mapping[str, object], prompt: Any) -> dict[str, Any]:
     """Answer one prompt by a model (see choose_model), with the flags of scripts.chat_cli; without a prompt, build the command that chats.
 
     Then our display runs the command (`terminal`) when the playbook has ended, and filters what comes from another machine (`remote`).
     """
+    if prompt and call.check:
+        return {}
     if prompt:
-        return {} if call.check else answer_to(call, str(prompt), remote_command(model, flags, asks=True))
+        command = remote_command(model, flags, asks=True)
+        told = call.action._low_level_execute_command(command, in_data=str(prompt).encode())
+        if told["rc"]:
+            why = (told["stderr"] or told["stdout"]).strip().splitlines()[-1:] or ["it says nothing"]
+            raise AnsibleActionFail(f"{call.host}: the model could not be asked: {why[0]}")
+        return {"show": told["stdout"]}
     argv = argv_of(call.action, remote_command(model, flags))
     line = shlex.join(argv)
     if not display_is_ours():
         display.display(printable(f"Run this to chat with the model:\n{line}"))
     return {"terminal": argv, "remote": call.action._connection.ansible_name in SSH, "line": line}
-
-
-def answer_to(call: Call, prompt: str, command: str) -> dict[str, Any]:
-    """The answer of the model."""
-    told = call.action._low_level_execute_command(command, in_data=prompt.encode())
-    if told["rc"]:
-        why = (told["stderr"] or told["stdout"]).strip().splitlines()[-1:] or ["it says nothing"]
-        raise AnsibleActionFail(f"{call.host}: the model could not be asked: {why[0]}")
-    return {"show": told["stdout"]}
 
 
 def argv_of(action: ActionBase, command: str) -> list[str]:

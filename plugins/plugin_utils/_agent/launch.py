@@ -164,9 +164,9 @@ def stop_run(call: Call, found: Mapping[str, Any], state: str, seconds: float) -
     # Of a run that is only prepared, an earlier start may have left what starts it after a reboot.
     if run["rank"] is not None and run["state"] not in (["absent"] if state == "absent" else ["absent", "prepared"]):
         session = {"name": f"nanochat-{run['run']}-rank{run['rank']}", "state_dir": run["run_dir"], "state": state}
-        with answered_within({"timeout": seconds + END_SECONDS}):
+        with answered_within(seconds + END_SECONDS):
             stopped = call.ask("tmux_session", **session, stop_timeout=seconds)
-    with answered_within(None):
+    with answered_within(0):
         left = stopped if stopped.get("failed") else run_info(call, **call.which_run(run["run"]))
     if left.get("failed"):
         return left

@@ -48,7 +48,7 @@ def leave(call: Call) -> Answer:
     return {**asked, "show": show}
 
 
-def join(call: Call, others: Mapping[str, Any]) -> Answer:
+def join(call: Call, others: Mapping[str, object]) -> Answer:
     """Let the host take part again in the run that it left; others: what run_info returned on the other hosts."""
     found = run_info(call, plan=True)
     if found.get("failed"):

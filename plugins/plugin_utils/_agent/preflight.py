@@ -99,16 +99,8 @@ def measure_step(call: Call, plan: Plan, seconds: float) -> dict[str, Any]:
     steps = min(5, max(1, training["iterations"] // (10 * len(tried))))
     flags = {name: value for name, value in node["flags"].items() if name not in OF_STAGES}
     words = ["--vocab-size", plan["model"]["vocab_size"], "--seconds", seconds, "--steps", steps]
-    argv = [
-        node["argv"][0],
-        "-m",
-        "scripts.measure_step",
-        *map(str, words),
-        "--products",
-        *tried,
-        "--",
-        *flag_words(flags),
-    ]
+    words += ["--products", *tried, "--", *flag_words(flags)]
+    argv = [node["argv"][0], "-m", "scripts.measure_step", *map(str, words)]
     result = call.ask("run_program", argv=argv, folder=node["trainer_dir"], environ=node["env"])
     measured = measured_step(result, key)
     error = "" if measured else program_answer(result).get("error", "it gave no figures")

@@ -29,9 +29,8 @@ from .carrier import Call, decoded
 def with_lock(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of the verb on the host."""
     folder = Path(params.get("src") or TRAINER).expanduser()
-    lock = read_lock(folder, params["packages"], params.get("torch_index", "auto"))
     given = {name: value for name, value in params.items() if name not in ("src", "packages", "torch_index")}
-    return {**given, "lock": lock.text, "digest": lock.digest, "pins": lock.pins}
+    return {**given, **read_lock(folder, params["packages"], params.get("torch_index", "auto"))}
 
 
 def check_trainer(call: Call, dest: str, src: str, venv: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,25 +73,20 @@ def made_with_uv(call: Call, given: Mapping[str, Any]) -> dict[str, Any]:
     asked = decoded(call.ask("trainer_venv", **given), {"lacks_uv": Optional[PlainName]}, call.host)
     if not asked.get("lacks_uv") or asked.get("failed"):
         return asked
+    there = uv_beside(given["path"])
+    part = f"{there}.{os.getpid()}"
     try:
-        bring_uv_beside(call, asked["lacks_uv"], given["path"])
+        call.action._transfer_file(str(bring_uv(cache_folder(), asked["lacks_uv"])), part)
+        call.action._fixup_perms2([part], execute=True)
+        # Renamed, so that no half copy is ever run.
+        call.action._low_level_execute_command(shlex.join(["mv", part, there]))
     except AnsibleError as why:
         return {"failed": True, "msg": f"{call.host}: {why.message}"}
     made = call.ask("trainer_venv", **given)
     if not made.get("lacks_uv"):
         return made
     told = "cannot be run; is that on a file system without room, or mounted with noexec?"
-    return {"failed": True, "msg": f"{call.host}: {uv_beside(given['path'])}, copied from the controller, {told}"}
-
-
-def bring_uv_beside(call: Call, machine: str, venv: str) -> None:
-    """Copy uv to the host, beside the environment; renamed, so that no half copy is ever run."""
-    action = call.action
-    program, there = bring_uv(cache_folder(), machine), uv_beside(venv)
-    part = f"{there}.{os.getpid()}"
-    action._transfer_file(str(program), part)
-    action._fixup_perms2([part], execute=True)
-    action._low_level_execute_command(shlex.join(["mv", part, there]))
+    return {"failed": True, "msg": f"{call.host}: {there}, copied from the controller, {told}"}
 
 
 def bring_packages(call: Call, given: Mapping[str, Any], tags: Any) -> dict[str, Any] | None:

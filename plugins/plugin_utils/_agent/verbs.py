@@ -34,7 +34,7 @@ FILE_OF = {verb: file for file, found in FILES.items() for verb in found}
 read_sources()
 
 
-def answer(call: Call, verb: str, params: Mapping[str, Any]) -> Answer:
+def answer(call: Call, verb: str, params: Mapping[str, object]) -> Answer:
     """The answer to a verb, whoever gives it."""
     found = on_controller(verb)
     if found:
@@ -55,7 +55,7 @@ def on_controller(verb: str) -> Callable[..., Answer] | None:
     return found
 
 
-def host_info(call: Call, asked: Mapping[str, Any]) -> Answer:
+def host_info(call: Call, asked: Mapping[str, object]) -> Answer:
     """The facts of a host that are asked for."""
     from ...module_utils._contract.probe import Probe
 

@@ -146,7 +146,7 @@ class Watch:
     def ask(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """The host's answer; None, after a pause, if it is unreachable."""
         try:
-            with answered_within(arguments.get("wait")):
+            with answered_within(arguments.get("wait", {}).get("timeout", 0)):
                 return decoded(self.call.ask_once("run_info", **arguments), {"run": RunState}, self.host)
         except AnsibleConnectionFailure:
             drop_connection(self.call.action)
@@ -175,9 +175,9 @@ def closing_table(results: Any, prediction: Outlook | None = None) -> str:
 
 
 @contextlib.contextmanager
-def answered_within(wait: Mapping[str, Any] | None) -> Iterator[None]:
+def answered_within(due: float) -> Iterator[None]:
     """Drop the connection a while after its answer was due, because one to a frozen host never breaks."""
-    seconds = int(wait["timeout"] if wait else 0) + ANSWER_SECONDS
+    seconds = int(due) + ANSWER_SECONDS
 
     def give_up(number: int, frame: Any) -> None:
         raise AnsibleConnectionFailure(f"the host did not answer within {seconds} s")

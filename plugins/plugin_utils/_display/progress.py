@@ -72,7 +72,7 @@ class Ledger:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def write(self, host: str, entry: Mapping[str, Any]) -> None:
+    def write(self, host: str, entry: Mapping[str, object]) -> None:
         """Write a host's entry atomically."""
         write_json(str(self.path(host)), entry)
 

@@ -1,19 +1,21 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Permanent lines, and a live line below them."""
+"""Permanent lines, and a live line below them; and a program that is given the terminal."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...module_utils._kit.printable import printable
+from ...module_utils._kit.printable import Stream, printable
 
 COLUMNS = "NANOCHAT_DDP_COLUMNS"
 TICK = 1.0  # redraw interval of the live line, so that time visibly passes
@@ -143,3 +145,27 @@ class Terminal:
             return False
         self.hide()
         return True
+
+
+def hand_over(argv: Sequence[str], remote: bool) -> int:
+    """Run a program in the terminal of the playbook, since tasks have none; Ctrl-C goes to it. A remote program's output is filtered."""
+    sys.stdout.flush()
+    shown = subprocess.PIPE if remote else 1
+    # Not SIG_IGN, which child processes would inherit; a handler is not.
+    before = signal.signal(signal.SIGINT, lambda *dummy: None)
+    try:
+        # Ansible keeps its own terminal descriptors from child processes.
+        with subprocess.Popen(argv, stdin=0, stdout=shown, stderr=2) as program:
+            if program.stdout:
+                stream = Stream()
+                while data := os.read(program.stdout.fileno(), 65536):
+                    _write(stream.clean(data))
+                _write(stream.clean(b"", final=True))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return program.returncode
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]

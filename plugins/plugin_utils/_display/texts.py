@@ -44,7 +44,7 @@ def sentence(text: Any) -> str:
     return str(text or "").strip("\n").rstrip()
 
 
-def finding_text(found: Mapping[str, Any]) -> str:
+def finding_text(found: Finding) -> str:
     """A finding in two lines: what was seen where, and the remedy."""
     where, seen, remedy = str(found.get("host") or ""), str(found.get("seen")), str(found.get("remedy") or "")
     if found.get("peer"):
@@ -56,7 +56,7 @@ def finding_text(found: Mapping[str, Any]) -> str:
     return f"{text}\n  {remedy}" if found.get("severity") == "info" else f"{text}\n  do: {remedy}"
 
 
-def findings_in(result: Mapping[str, Any]) -> list[Finding]:
+def findings_in(result: Mapping[str, object]) -> list[Finding]:
     """The findings in a result."""
     found = result.get("findings")
     if not isinstance(found, list):
@@ -72,7 +72,7 @@ def unreachable_text(host: str, message: str) -> str:
     return f"{host} cannot be reached: {said}\n  do: check that it is on and that `ssh` to it works with the inventory's settings."
 
 
-def error_text(result: Any, seen: Mapping[str, Any], text: str, mark: str) -> str:
+def error_text(result: Any, seen: Mapping[str, object], text: str, mark: str) -> str:
     """An error: where, in what task, the error, and other output of the task."""
     lines = _error_lines(result, text, mark)
     for stream in ("stderr", "stdout", "module_stderr"):

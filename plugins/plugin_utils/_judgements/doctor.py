@@ -49,7 +49,7 @@ def doctor_info(call: Call, plan: Plan) -> dict[str, object]:
 
 
 def judge_verdict(
-    call: Call, plan: Plan, evidence: Mapping[str, Any], results_dir: str, as_json: bool = False
+    call: Call, plan: Plan, evidence: Mapping[str, object], results_dir: str, as_json: bool = False
 ) -> dict[str, object]:
     """The doctor's single finding, as lines for people or JSON; evidence: what doctor_info returned by host, stored below results_dir."""
     hosts, known = [node["host"] for node in plan["nodes"]], call.variables["hostvars"]
@@ -61,13 +61,9 @@ def judge_verdict(
     secrets = [known[host].get("ddp_secret_env") or {} for host in there]
     whole = bundle(case, secrets, {"verdict": told["verdict"], "summary": told["evidence"]})
     keep(file, whole, "The evidence", 0o600)
-    text = json.dumps(told, indent=4, sort_keys=True) if as_json else printable(text_of(told, file))
-    return {**told, "lines": text.splitlines()}
-
-
-def text_of(told: Mapping[str, Any], path: str) -> str:
-    """The verdict for people."""
+    if as_json:
+        return {**told, "lines": json.dumps(told, indent=4, sort_keys=True).splitlines()}
     verdict = told["verdict"]
     lines = [f"{verdict['code']}: {verdict['seen']}", f"  why: {verdict['why']}", f"  do:  {verdict['remedy']}"]
-    lines += [f"  {line}" for line in told["evidence"]]
-    return "\n".join([*lines, f"  full evidence: {path}"])
+    lines += [f"  {line}" for line in (*told["evidence"], f"full evidence: {file}")]
+    return {**told, "lines": printable("\n".join(lines)).splitlines()}

@@ -42,7 +42,11 @@ def read_questions(call: Call, hosts: Sequence[str], tolerant: bool = False) -> 
     """The options of host_info for each host."""
     asked = given(call, hosts)
     refuse_limit(call, hosts, tolerant)
-    refuse_root(call)
+    # Every task would be root, which only a variable of the command line could make it.
+    if boolean(call.variables.get("ansible_become") or False, strict=False):
+        seen = "ansible_become is true for all tasks, so training would run as root"
+        remedy = "Leave it out: the tasks that need root become root by themselves (-K asks for the password)."
+        raise PlanError([finding("setting-refused", "", seen, remedy=remedy)])
     # Printed once by the first play: settings that no play can make.
     if lacking := _configuration.lacking(len(hosts)):
         display.display(lacking, stderr=True)
@@ -131,14 +135,6 @@ def refuse_limit(call: Call, hosts: Sequence[str], tolerant: bool) -> None:
             f"run without --limit, or select the run's hosts with -e target={','.join(playing or [])}"
         )
         raise PlanError([finding("setting-refused", left_out[0], seen)])
-
-
-def refuse_root(call: Call) -> None:
-    """Refuse to make every task root, which only a variable of the command line could."""
-    if boolean(call.variables.get("ansible_become") or False, strict=False):
-        seen = "ansible_become is true for all tasks, so training would run as root"
-        remedy = "Leave it out: the tasks that need root become root by themselves (-K asks for the password)."
-        raise PlanError([finding("setting-refused", "", seen, remedy=remedy)])
 
 
 def given(call: Call, hosts: Sequence[str]) -> list[Given]:

@@ -63,18 +63,20 @@ def judge_preflight(
     if predicted:
         found += advice(evidence.plan, predicted)
     findings = in_order(found)
-    document = {
-        "run": evidence.plan["run"],
-        "findings": findings,
-        "prediction": predicted,
-        "links": links_of(evidence),
-    }
+    keys = ("nic", "latency_ms", "bandwidth_mbit")
+    links = [
+        {"host": host, "peer": one["host"], **{key: one.get(key) for key in keys}} for host, one in evidence.links()
+    ]
+    document = {"run": evidence.plan["run"], "findings": findings, "prediction": predicted, "links": links}
     print_results(show, evidence, document)
     # Stored for comparison with the actual run.
     keep(file, document, "The findings", check=call.check)
     stopping = [one for one in findings if one["severity"] == ERROR]
-    said = {"msg": summary(stopping)} if stopping else {}
-    return {**document, "failed": bool(stopping), **said}
+    if not stopping:
+        return {**document, "failed": False}
+    listed = ", ".join(dict.fromkeys(f"{one['code']} ({one['host']})" for one in stopping))
+    why = f"Preflight found {plural(len(stopping), 'error')}, so nothing was started: {listed}."
+    return {**document, "failed": True, "msg": why}
 
 
 def seen_on_hosts(call: Call, plan: Plan) -> dict[str, dict[str, Mapping[str, Any]]]:
@@ -99,15 +101,12 @@ def print_results(how: str, evidence: PreflightEvidence, document: Mapping[str, 
             "" if told else "\n".join(map(finding_text, document["findings"])) or "Preflight found no problems.",
         ]
         if document["prediction"]:
-            parts.append(fitted(prediction_text(evidence.plan, document["prediction"])))
+            # Two columns shorter than 80, since the display indents them.
+            lines = prediction_text(evidence.plan, document["prediction"]).splitlines()
+            parts += ["\n".join(part for line in lines for part in textwrap.wrap(line, 78, subsequent_indent="    "))]
         text = "\n\n".join(part for part in parts if part)
         if text:
             display.display(printable(text) + "\n")
-
-
-def fitted(text: str) -> str:
-    """Its lines, two columns shorter than 80, since the display indents them."""
-    return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, 78, subsequent_indent="    "))
 
 
 def gather(call: Call, plan: Plan, seen: Seen, circumstances: Mapping[str, Any]) -> PreflightEvidence:
@@ -153,7 +152,7 @@ def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> HostTr
     return {"links": links.get("links") or [], "error": next(iter(failed), "")}
 
 
-def measured_on(seen: Seen) -> dict[str, Mapping[str, Any]]:
+def measured_on(seen: Seen) -> dict[str, Mapping[str, object]]:
     """Each host's measurements of its step; empty if there are none."""
     return {host: pieces.get("step", {}).get("measured") or {} for host, pieces in seen.items()}
 
@@ -194,19 +193,10 @@ def unbuilt(evidence: PreflightEvidence, seen: Seen) -> list[Finding]:
     """Hosts where the C kernels could not be built; those without a compiler are in the plan's findings."""
     found = []
     for host, measured in measured_on(seen).items():
-        kernels, why = evidence.node(host)["flags"].get("kernels"), measured.get("no_kernels_because")
-        can = kernels == "zig" or (kernels == "auto" and evidence.fact(host, "cpu", "compiler") is not False)
-        if why and can:
+        wanted, why = evidence.node(host)["flags"].get("kernels") == "auto", measured.get("no_kernels_because")
+        if why and wanted and evidence.fact(host, "cpu", "compiler") is not False:
             found.append(finding("no-compiler", host, f"the C kernels could not be built: {why}"))
     return found
-
-
-def links_of(evidence: PreflightEvidence) -> list[dict[str, object]]:
-    """Every measured direction, for programs."""
-    keys = ("nic", "latency_ms", "bandwidth_mbit")
-    return [
-        {"host": host, "peer": link["host"], **{key: link.get(key) for key in keys}} for host, link in evidence.links()
-    ]
 
 
 def links_text(evidence: PreflightEvidence) -> str:
@@ -225,9 +215,3 @@ def links_text(evidence: PreflightEvidence) -> str:
 
 def number(value: float | None, unit: str, digits: int) -> str:
     return DASH if value is None else f"{value:.{digits}f} {unit}"
-
-
-def summary(stopping: Sequence[Finding]) -> str:
-    """Why the run does not start."""
-    listed = ", ".join(dict.fromkeys(f"{found['code']} ({found['host']})" for found in stopping))
-    return f"Preflight found {plural(len(stopping), 'error')}, so nothing was started: {listed}."

@@ -155,7 +155,7 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     part |= {name: laptop[name] for name in ("nics", "routes", "tmux", "base_dir")}
     whole = {**real, **part, "measured": HONEST["measured"]}
     more = {**HONEST["leftovers"], "run": PAST, "base_run": PAST}
-    used = {**whole, **more, "usage": {"graphical": ["x"], "blind": ["y"]}}
+    used = {**whole, **more, "usage": {"graphical": ["x"]}}
     resumed = {**used, "run": {**PAST, "lineage": {"model": {}, "stage": {}, "data": {}}}}
     documents: list[dict[str, Any]] = json.loads(json.dumps([whole, used, resumed]))
     return documents

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
 import os
 import platform
 import shutil
@@ -57,18 +56,6 @@ class BuildError(Exception):
     """Why there are no kernels, as a clause."""
 
 
-def compiler(choice: str) -> list[str]:
-    """The compiler's command: the system's, or with "zig" the ziglang wheel's."""
-    if choice == "zig":
-        if importlib.util.find_spec("ziglang") is None:
-            raise BuildError("the Python package ziglang is not installed")
-        return [sys.executable, "-m", "ziglang", "cc"]
-    found = next((path for path in map(shutil.which, COMPILERS) if path), None)
-    if found is None:
-        raise BuildError("no C compiler")
-    return [found]
-
-
 def run(argv: Sequence[str], what: str) -> str:
     """Output of a command, which must succeed within the time limit."""
     try:
@@ -91,18 +78,20 @@ def run(argv: Sequence[str], what: str) -> str:
     return out
 
 
-def built(choice: str, folder: Path | None = None) -> Path:
+def built(folder: Path | None = None) -> Path:
     """The file of the library for this source, compiler and CPU, built if missing or not to be trusted."""
-    words = compiler(choice)
+    compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
+    if compiler is None:
+        raise BuildError("no C compiler")
     if folder is None:
         folder = SOURCE.parent / "__pycache__" if os.access(SOURCE.parent, os.W_OK) else base_dir() / "kernels"
-    parts = [SOURCE.read_text(encoding="utf-8"), run([*words, "--version"], words[0]), *FLAGS]
+    parts = [SOURCE.read_text(encoding="utf-8"), run([compiler, "--version"], compiler), *FLAGS]
     parts += [platform.machine(), *sorted(cpu_flags())]
     path = folder / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}.so"
     if folder.exists() and (folder.stat().st_uid not in OWNERS or folder.stat().st_mode & ANYBODY == stat.S_IWOTH):
         raise BuildError(f"other users may change files in {folder}")
     if not is_sound(path):
-        build(words, path)
+        build(compiler, path)
     return path
 
 
@@ -116,7 +105,7 @@ def is_sound(path: Path) -> bool:
     return ours and hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]
 
 
-def build(words: Sequence[str], path: Path) -> None:
+def build(compiler: str, path: Path) -> None:
     """Build and try a library; several ranks of a machine may do so at once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +115,7 @@ def build(words: Sequence[str], path: Path) -> None:
     except OSError as error:
         raise BuildError(f"cannot write to {path.parent}: {error.strerror or error}") from None
     try:
-        run([*words, *FLAGS, "-shared", "-fPIC", "-o", name, str(SOURCE), "-lm"], "the build")
+        run([compiler, *FLAGS, "-shared", "-fPIC", "-o", name, str(SOURCE), "-lm"], "the build")
         with fresh.open("r+b") as file:
             file.write(hashlib.sha256(file.read()).digest())
             file.flush()

@@ -14,6 +14,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _wheels
@@ -193,7 +194,8 @@ def test_uv_is_fetched_once_for_hosts_that_lack_it_at_the_same_time(tmp_path, mo
 
 
 def test_a_host_that_cannot_run_the_uv_that_was_brought_is_told_of(monkeypatch):
-    monkeypatch.setattr(trainer, "bring_uv_beside", lambda *dummy: None)
-    call: Any = SimpleNamespace(host="laptop", ask=lambda verb, **params: {"changed": False, "lacks_uv": "x86_64"})
+    monkeypatch.setattr(trainer, "bring_uv", lambda *dummy: "uv")
+    lacks = {"changed": False, "lacks_uv": "x86_64"}
+    call: Any = SimpleNamespace(host="laptop", action=mock.Mock(), ask=lambda verb, **params: lacks)
     made = trainer.made_with_uv(call, {"path": "/base/venv"})
     assert made["failed"] and made["msg"].startswith("laptop: /base/uv-") and "noexec" in made["msg"]

@@ -19,9 +19,9 @@ from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.playbook.play_context import PlayContext
 from ansible.plugins.loader import connection_loader
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
-from ansible_collections.nanochat.ddp.plugins.plugin_utils import _handover
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import chat
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import Call
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._display import terminal
 
 MODEL = {"run_dir": "/srv/my runs/d4", "trainer_dir": "/srv/trainer", "python": "/srv/venv/bin/python"}
 SSH = {"host": "192.168.1.11", "remote_user": "xiaoxin", "port": 2222, "password": "secret"}
@@ -72,14 +72,13 @@ def test_any_login_shell_starts_the_program_in_its_folder_with_its_environment(t
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_program_has_the_terminal_and_ctrl_c_is_its_own(remote):
-    assert not _handover.is_there()
     asked = "trap 'echo stopped; exit 7' INT; test -t 0 && printf '\\033]52;c;ZXZpbA==\\007ready\\n'; read line; exit 8"
     pid, end = pty.fork()
     if pid == 0:
         code = 99
         try:
             os.set_inheritable(0, False)
-            code = _handover.hand_over(["/bin/sh", "-c", asked], remote)
+            code = terminal.hand_over(["/bin/sh", "-c", asked], remote)
         finally:
             sys.stdout.flush()
             os._exit(code)

@@ -53,6 +53,7 @@ GONE = "is no longer a setting: "
         ("ddp_trainer_join", [True, "true"], False, GONE + "the collection trains with its own trainer"),
         ("ddp_trainer_source", ["ours", ""], "~/nanochat", GONE + "the collection has its own trainer"),
         ("ddp_quiet_minutes", [1, 10], 5, GONE + "a guest comes back after one quiet minute"),
+        ("ddp_battery_limit", [100], 30, GONE + "a guest leaves as soon as it is on battery"),
         ("ddp_port_range", [""], "40000-40999", GONE + "the data ports are a host's own local ports"),
         ("ddp_rebalance", ["true"], False, "ddp_batch_split equal or threads keeps them"),
         ("ddp_torch_index", ["auto"], "default", "ddp_torch 2.13.0+cuda accepts a CUDA build"),

@@ -322,7 +322,7 @@ class Messenger:
 class Attendance:
     """Whether the owner uses the machine."""
 
-    def __init__(self, limits, now):
+    def __init__(self, limits):
         pass
 
     def look(self, now, let_in):

@@ -107,16 +107,15 @@ class Hosts:
             self.running[host] = subprocess.Popen(
                 [*below, sys.executable, "-B", f"{run_dir}/.keeper/keeper.py"], cwd=run_dir, stdout=log, stderr=log,
                 env={**os.environ, "PYTHONPATH": str(self.folder / "fake"), "NANOCHAT_DDP_SESSION": f"{self.folder}-{host}",
-                     keeper.MACHINE: str(self.folder / "machine")},
+                     "NANOCHAT_MACHINE": str(self.folder / "machine")},
             )  # fmt: skip
 
     def be_guest(self, host):
         """A guest on a laptop in a folder, plugged in."""
         (node,) = (node for node in self.plan["nodes"] if node["host"] == host)  # type: ignore[attr-defined]
-        node["guest"] = {"hours": None, "battery_limit": 100, "away_if": None}
+        node["guest"] = {"hours": None, "away_if": None}
         self.battery = self.folder / "machine/sys/class/power_supply/BAT0"
         self.battery.mkdir(parents=True)
-        (self.battery / "type").write_text("Battery")
         self.plug(True)
 
     def plug(self, is_in):

@@ -5,42 +5,131 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import re
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import presence
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import Reading
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, until
 
 RULES = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
-LIMITS: Any = {"hours": None, "battery_limit": 100, "away_if": None}
-QUIET = Reading()
-BATTERY = Reading(charge=64)
+BATTERY = "on battery; back when plugged in"
+# A session at the screen, as loginctl of systemd 252 says it.
+AT_IT = "Name=lzw\nClass=user\nIdleHint=no\nLockedHint=no"
+LOGINCTL = """#!/bin/sh
+case "$1 $2" in
+    "show-seat seat0") cat "$NANOCHAT_MACHINE/seat" ;;
+    "show-session 2") cat "$NANOCHAT_MACHINE/session" ;;
+    *) exit 1 ;;
+esac
+"""
 
 
-def after(readings: list[tuple[float, Reading]]) -> presence.GuestState:
-    """The state of a guest after readings at these seconds."""
-    guest = presence.GuestState()
-    for now, reading in readings:
-        guest = presence.look(LIMITS, guest, reading, now)
-    return guest
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a laptop that the command of ours looks at, with a mouse and nobody at its screen."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/loginctl").write_text(LOGINCTL)
+    (tmp_path / "bin/loginctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("NANOCHAT_MACHINE", str(tmp_path))
+    (tmp_path / "seat").write_text("\n")
+    supply(tmp_path, "hidpp_battery_0", status="Discharging", online="1")
+    return tmp_path
+
+
+def supply(laptop: Path, name: str, **facts: str) -> None:
+    folder = laptop / "sys/class/power_supply" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for key, value in facts.items():
+        (folder / key).write_text(value + "\n")
+
+
+def guest(monkeypatch: pytest.MonkeyPatch, hours: str | None = None) -> presence.Attendance:
+    """A guest whose commands said nothing yet, and are not asked again."""
+    monkeypatch.setattr(presence, "ASK_SECONDS", 1e6)
+    monkeypatch.setattr(presence, "IN_USE", "false")
+    return presence.Attendance({"hours": hours, "away_if": None})
+
+
+def test_a_laptop_that_is_unplugged_is_away(laptop: Path) -> None:
+    assert presence.reason(presence.IN_USE) == ""
+    supply(laptop, "BAT1", status="Discharging")
+    supply(laptop, "AC", online="0")
+    assert presence.reason(presence.IN_USE) == BATTERY
+    # A weak charger: plugged in, though the battery loses charge.
+    supply(laptop, "ucsi-source-psy-USBC000:001", online="1")
+    assert presence.reason(presence.IN_USE) == ""
 
 
 @pytest.mark.parametrize(
-    ("limits", "reading", "why"),
+    ("session", "why"),
     [
-        ({}, QUIET, []),
-        ({}, BATTERY, ["on battery; back when plugged in"]),
-        ({"battery_limit": 30}, BATTERY, []),
-        ({"battery_limit": 0}, Reading(charge=0), []),
-        ({}, Reading(users=("lzw", "eve")), ["used by lzw and eve; back when it is left alone"]),
-        ({}, Reading(away_if=True), ["ddp_away_if says so; back when it does not"]),
-        ({}, Reading(load=1.5), ["other programs use 1.5 cores; back below 0.25"]),
-        ({"hours": "22:00-07:00"}, Reading(minute=12 * 60), ["outside of 22:00-07:00; back at 22:00"]),
+        (AT_IT, "used by lzw; back when it is left alone"),
+        (AT_IT.replace("IdleHint=no", "IdleHint=yes"), ""),
+        (AT_IT.replace("LockedHint=no", "LockedHint=yes"), ""),
+        (AT_IT.replace("=user", "=greeter").replace("lzw", "gdm"), ""),
     ],
 )
-def test_each_reason_says_when_it_ends(limits, reading, why):
-    assert list(presence.reasons({**LIMITS, **limits}, reading, away=False).values()) == why
+def test_a_machine_whose_screen_somebody_uses_is_away(laptop: Path, session: str, why: str) -> None:
+    (laptop / "session").write_text(session)
+    assert presence.reason(presence.IN_USE) == ""  # logged in, and another one is in the foreground
+    (laptop / "seat").write_text("2\n")
+    assert presence.reason(presence.IN_USE) == why
+    (laptop / "bin/loginctl").write_text("#!/bin/sh\necho no such service >&2\nexit 1\n")
+    assert presence.reason(presence.IN_USE) == ""
+
+
+def test_a_command_says_why_in_its_first_line_and_has_a_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert presence.reason("printf 'too \\033hot\\nand more'") == "too hot"
+    assert len(presence.reason("printf 'x%09999d' 1")) == presence.LONGEST
+    for command in ("true", "echo 12345"):
+        assert presence.reason(command) == "ddp_away_if says so; back when it does not"
+    assert [presence.reason(command) for command in ("echo no; false", "/nowhere")] == ["", ""]
+    # A command that hangs is no reason to leave.
+    monkeypatch.setattr(presence, "SECONDS", 0.1)
+    assert presence.reason(f"sleep 60 & echo $! > {tmp_path}/pid; wait") == ""
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not processes.alive(pid, None))
+
+
+def test_the_guides_command_for_a_machine_that_is_busy(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/guides/polite-guest.md").read_text()
+    (block,) = (one for one in re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL) if "/proc/stat" in one)
+    command = yaml.safe_load(block)["desktop"]["ddp_away_if"].replace("/proc/stat", f"{tmp_path}/stat")
+    stat = "echo cpu  {} {} 0 0 0 0 0 0 0 0 > {}/stat"
+    for user, nice, why in ((100, 0, ""), (240, 900, ""), (260, 900, "other programs are busy")):
+        (tmp_path / "stat").write_text("cpu  100 0 0 0 0 0 0 0 0 0\ncpu0 1\n")
+        assert presence.reason(command.replace("sleep 3", stat.format(user, nice, tmp_path))) == why
+
+
+def test_a_guest_asks_both_commands_every_few_seconds(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over, asleep = threading.Event(), threading.Event()
+
+    def sleep(seconds: float) -> None:
+        if over.wait(0.01):
+            asleep.set()
+            time.sleep(1e6)
+
+    monkeypatch.setattr(presence, "time", SimpleNamespace(localtime=time.localtime, sleep=sleep))
+    one = presence.Attendance({"hours": None, "away_if": f"test -e {laptop}/away"})
+    assert one.look(0.0, False) == ""
+    (laptop / "away").touch()
+    until(lambda: one.look(0.0, False).startswith("ddp_away_if"))
+    (laptop / "away").unlink()
+    supply(laptop, "BAT1", status="Discharging")
+    until(lambda: one.look(1.0, False) == BATTERY)
+    over.set()
+    assert asleep.wait(10)
 
 
 @pytest.mark.parametrize(
@@ -50,33 +139,52 @@ def test_hours_may_cross_midnight(hours, inside):
     assert {hour for hour in range(24) if presence.within(hours, 60 * hour)} == set(inside)
 
 
-@pytest.mark.parametrize(("limits", "reading"), [({}, Reading(load=0.3)), ({"battery_limit": 60}, BATTERY)])
-def test_to_come_back_takes_more_than_to_stay(limits, reading):
-    found = [bool(presence.reasons({**LIMITS, **limits}, reading, away)) for away in (False, True)]
-    assert found == [False, True]
+def test_a_guest_is_away_outside_of_its_hours(monkeypatch):
+    one = guest(monkeypatch, "22:00-07:00")
+    monkeypatch.setattr(presence, "within", lambda hours, minute: False)
+    assert one.look(0.0, False) == "outside of 22:00-07:00; back at 22:00"
+    # A user's join overrules the hours, but not what comes up later.
+    assert one.look(1.0, True) == one.look(2.0, False) == ""
+    one.used = BATTERY
+    assert one.look(3.0, False) == BATTERY
 
 
-def test_a_guest_leaves_at_once_and_comes_back_after_a_quiet_minute():
-    assert after([(0.0, BATTERY)]).why == "on battery; back when plugged in"
-    assert after([(0.0, BATTERY), (59.0, QUIET)]).why == "quiet again; back after a minute of it"
-    assert after([(0.0, BATTERY), (61.0, QUIET)]).why == ""
-
-    flapping = [(10.0 * n, (QUIET, BATTERY)[n % 2]) for n in range(1, 60)]
-    assert all(after(flapping[:count]).why for count in range(1, 60))
-
-
-def test_a_peak_of_load_is_no_reason_and_the_sentence_keeps_the_figure_of_the_moment_it_left():
-    high, lower = Reading(load=2.0), Reading(load=0.9)
-    assert after([(0.0, high), (5.0, high), (6.0, QUIET), (7.0, high), (16.0, high)]).why == ""
-    assert after([(0.0, high), (10.0, high), (11.0, lower)]).why == "other programs use 2.0 cores; back below 0.25"
+def test_a_guest_leaves_at_once_and_comes_back_after_a_quiet_minute(monkeypatch):
+    one = guest(monkeypatch)
+    one.used = BATTERY
+    assert one.look(0.0, False) == BATTERY
+    one.used = ""
+    assert one.look(59.0, False) == "quiet again; back after a minute of it"
+    assert one.look(61.0, False) == ""
+    for now in range(100, 700, 10):
+        one.used = BATTERY if now % 20 == 0 else ""
+        assert one.look(now, False)
 
 
-def test_who_lets_a_guest_in_by_hand_overrules_the_reason_as_long_as_it_lasts():
-    guest = presence.let_in(after([(0.0, BATTERY)]))
-    assert presence.look(LIMITS, guest, BATTERY, 1.0).why == ""
-    assert presence.look(LIMITS, guest, BATTERY._replace(users=("eve",)), 1.0).why.startswith("used by eve")
-    plugged = presence.look(LIMITS, presence.look(LIMITS, guest, BATTERY, 1.0), QUIET, 2.0)
-    assert presence.look(LIMITS, plugged, BATTERY, 3.0).why.startswith("on battery")
+def test_who_lets_a_guest_in_by_hand_overrules_the_reason_as_long_as_it_lasts(monkeypatch):
+    one = guest(monkeypatch)
+    one.used = BATTERY
+    assert one.look(0.0, False) == BATTERY
+    assert one.look(1.0, True) == one.look(2.0, False) == ""
+    one.used = "used by eve; back when it is left alone"
+    assert one.look(3.0, False) == one.used
+    one.used = ""
+    assert one.look(70.0, False) == ""
+    one.used = BATTERY
+    assert one.look(71.0, False) == BATTERY
+
+
+def test_a_reason_keeps_its_figure_from_when_the_guest_left(monkeypatch):
+    one = guest(monkeypatch)
+    one.used = "91 degrees"
+    assert one.look(0.0, False) == "91 degrees"
+    one.used = "95 degrees"
+    assert one.look(10.0, False) == "91 degrees"
+    assert one.look(11.0, True) == ""
+    one.used = "93 degrees"
+    assert one.look(20.0, False) == ""
+    one.used = "12"
+    assert one.look(30.0, False) == "12"
 
 
 MINE = m.Generation(2, ("desktop", "laptop"))

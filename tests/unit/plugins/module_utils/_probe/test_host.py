@@ -50,6 +50,34 @@ def test_whether_there_is_a_compiler_for_the_kernels(files, monkeypatch, tmp_pat
     assert machine.cpu()["compiler"] is True
 
 
+LOGINS = """Name=lzw
+Class=user
+Type=wayland
+State=active
+
+Name=eve
+Class=user
+Type=tty
+State=active
+
+Name=gdm
+Class=greeter
+Type=wayland
+State=online
+"""
+
+
+def test_who_is_logged_in_graphically(monkeypatch):
+    told = {
+        "list-sessions": (0, "2 1000 lzw seat0\n5 1001 eve\nc1 42 gdm seat0\n", ""),
+        "show-session": (0, LOGINS, ""),
+    }
+    monkeypatch.setattr(machine.bare, "tool", lambda argv: told.get(argv[1], (127, "", "")))
+    assert machine.desktop_users() == ["lzw"]
+    told.clear()
+    assert machine.desktop_users() == []
+
+
 def test_a_quota_of_processor_time_limits_the_cores(files):
     files["/proc/self/cgroup"] = "0::/user.slice/run-1.scope"
     assert machine.cpu_quota() is None
