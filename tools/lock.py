@@ -38,6 +38,7 @@ OURS = re.compile(r"(py3\d*|cp3\d+)-(none|abi3|cp31[0-4])-(any|manylinux\w*_(x86
 FURTHER = {
     "wandb": ("ddp_tracker: wandb", ["wandb==0.31.0"]),
     "mlflow": ("ddp_tracker: mlflow, on every host", ["mlflow-skinny==3.17.2"]),
+    "zig": ("ddp_kernels: zig", ["ziglang==0.17.0"]),
 }
 ALONE = {
     "mlflow-server": ("the server of ddp_tracker: mlflow", "mlflow==3.17.2"),

@@ -37,7 +37,7 @@ def off_afterwards() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> native.Library:
-    return native.Library(native.built(tmp_path_factory.mktemp("library")))
+    return native.Library(native.built("auto", tmp_path_factory.mktemp("library")))
 
 
 @pytest.fixture
@@ -99,6 +99,8 @@ def test_a_host_without_a_compiler_trains_with_torch(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", "/nowhere")
     assert kernels.setup("auto", SHAPES["fp32"]).summary() == "none (no C compiler)"
     assert not any(kernel.on for kernel in kernels.ALL)
+    monkeypatch.setattr(native.importlib.util, "find_spec", lambda name: None)
+    assert "ziglang is not installed" in kernels.setup("zig", SHAPES["fp32"]).why
 
 
 FAULTS = {
@@ -140,12 +142,12 @@ def test_a_compiler_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: py
 
 
 def test_a_library_is_built_once_for_each_kind_of_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = native.built(tmp_path)
+    first = native.built("auto", tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(native, "build", None)
-        assert native.built(tmp_path) == first
+        assert native.built("auto", tmp_path) == first
     monkeypatch.setattr(native, "cpu_flags", lambda: ["another"])
-    assert native.built(tmp_path) != first
+    assert native.built("auto", tmp_path) != first
 
 
 def make_link(path: Path) -> None:
@@ -169,27 +171,27 @@ def make_link(path: Path) -> None:
     ids=["cut", "empty", "flipped", "writable", "of another user", "link"],
 )
 def test_a_library_that_changed_is_built_again(spoil: Callable[[Path], None], tmp_path: Path) -> None:
-    good = native.built(tmp_path)
+    good = native.built("auto", tmp_path)
     content = good.read_bytes()
     spoil(good)
-    assert native.built(tmp_path) == good
+    assert native.built("auto", tmp_path) == good
     assert good.read_bytes() == content and not good.is_symlink()
 
 
 def test_a_damaged_library_that_cannot_be_replaced_is_left_off(tmp_path: Path) -> None:
-    good = native.built(tmp_path / "kernels")
+    good = native.built("auto", tmp_path / "kernels")
     good.unlink()
     (good / "in the way").mkdir(parents=True)
     with pytest.raises(native.BuildError, match=r"cannot write .*: Is a directory"):
-        native.built(tmp_path / "kernels")
+        native.built("auto", tmp_path / "kernels")
     (tmp_path / "kernels").chmod(0o777)
     with pytest.raises(native.BuildError, match="other users may change files in"):
-        native.built(tmp_path / "kernels")
+        native.built("auto", tmp_path / "kernels")
 
 
 def test_two_starts_at_once_both_have_a_library(tmp_path: Path) -> None:
     source = "from nanochat.model import native; from pathlib import Path; import sys\n"
-    source += "native.Library(native.built(Path(sys.argv[1])))"
+    source += "native.Library(native.built('auto', Path(sys.argv[1])))"
     starts = [subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], cwd=ranks.TRAINER) for dummy in range(2)]
     assert [start.wait(ranks.PATIENCE_SECONDS) for start in starts] == [0, 0]
     (library,) = tmp_path.iterdir()

@@ -84,7 +84,7 @@ CATALOGUE: Dict[str, FindingKind] = {
     "no-compiler": _info(
         "A host has no C compiler that works",
         "With one, the trainer computes what lies between matrix products with C kernels, which are faster than PyTorch's operations; the "
-        "results are the same.", "No action needed. Install gcc there.",
+        "results are the same.", "No action needed. Install gcc there, or let a Python package compile (ddp_kernels=zig).",
     ),
     "threads-over-cores": _warning(
         "More threads than cores",

@@ -21,7 +21,6 @@ from .settings_table import (
     HOST,
     NOT_SETTINGS,
     PREFIX,
-    REMOVED_CHOICES,
     REMOVED_SETTINGS,
     RUN,
     HostSettings,

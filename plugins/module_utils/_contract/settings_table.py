@@ -58,10 +58,6 @@ REMOVED_SETTINGS: Dict[str, Tuple[str, ...]] = {
     "ddp_rebalance": ("shares follow the hosts' speeds. Remove it; ddp_batch_split equal or threads keeps them", "true"),
     "ddp_torch_index": ("uv asks PyTorch's index, then pip's. Remove it; ddp_torch 2.13.0+cuda accepts a CUDA build", "auto"),
 }
-# Their choices, of settings that stay.
-REMOVED_CHOICES = {
-    ("ddp_kernels", "zig"): "where gcc is installed, auto compiles the C kernels",
-}
 # fmt: on
 ALIASES = {"watch": "ddp_watch"}
 PROFILE_NAMES = ("smoke", "real")
@@ -220,8 +216,8 @@ class RunSettings:
         choices=("auto", "fp32", "bf16"), flag="matmul",
     )
     kernels: str = _training(
-        "auto", "Work between matrix products; auto: C kernels if a host can compile them and they are faster; torch: none.",
-        choices=("auto", "torch"), flag="kernels",
+        "auto", "Work between matrix products; auto: C kernels if a host can compile them and they are faster; zig: ziglang compiles them.",
+        choices=("auto", "torch", "zig"), flag="kernels",
     )
     extra_args: Tuple[str, ...] = _training((), "Additional arguments for the training command, for example a learning rate.")
     extra_env: Mapping[str, str] = _training({}, "Additional environment variables of the training processes.")

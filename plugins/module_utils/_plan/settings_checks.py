@@ -10,7 +10,7 @@ import re
 from typing import Iterator, Sequence
 
 from .._contract import politeness
-from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, RunSettings, find
+from .._contract.settings_table import AUTO, LAST_SHARD, RunSettings
 from .._kit import env_file
 from .._kit.words import named, plural
 from .._rules.model_size import SMEAR_CHANNELS, ModelConfig

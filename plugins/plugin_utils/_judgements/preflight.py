@@ -193,8 +193,9 @@ def unbuilt(evidence: PreflightEvidence, seen: Seen) -> list[Finding]:
     """Hosts where the C kernels could not be built; those without a compiler are in the plan's findings."""
     found = []
     for host, measured in measured_on(seen).items():
-        wanted, why = evidence.node(host)["flags"].get("kernels") == "auto", measured.get("no_kernels_because")
-        if why and wanted and evidence.fact(host, "cpu", "compiler") is not False:
+        kernels, why = evidence.node(host)["flags"].get("kernels"), measured.get("no_kernels_because")
+        can = kernels == "zig" or (kernels == "auto" and evidence.fact(host, "cpu", "compiler") is not False)
+        if why and can:
             found.append(finding("no-compiler", host, f"the C kernels could not be built: {why}"))
     return found
 

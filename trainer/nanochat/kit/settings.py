@@ -110,8 +110,9 @@ class Settings:
     )
     kernels: str = option(
         "auto",
-        "work between the matrix products: auto (C kernels if the host has a compiler and they prove correct and faster) or torch",
-        ("auto", "torch"),
+        "work between the matrix products: auto (C kernels if the host has a compiler and they prove correct and faster), torch, or "
+        "zig (the same kernels, built by the ziglang wheel)",
+        ("auto", "torch", "zig"),
     )
     rank_rows: tuple[int, ...] = option((), 'rows per step of each rank, as in "6,2" (default: equal shares)')
     rebalance: bool = option(

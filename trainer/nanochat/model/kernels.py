@@ -382,14 +382,14 @@ def prove(kernel: Kernel, args: tuple[Any, ...], tolerance: float) -> str:
 
 
 def setup(choice: str, shape: KernelShape) -> KernelChoice:
-    """Once per process: build, prove, switch on. choice: auto, or torch (no kernels)."""
+    """Once per process: build, prove, switch on. choice: auto, torch (no kernels) or zig (its compiler)."""
     global _library
     for kernel in ALL:
         kernel.on = kernel.right = False
     if choice == "torch":
         return KernelChoice([], {}, "as --kernels says")
     try:
-        _library = native.Library(native.built())
+        _library = native.Library(native.built(choice))
     except (native.BuildError, OSError) as error:
         return KernelChoice([], {}, str(error))
     with torch.random.fork_rng(devices=()):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -56,6 +57,18 @@ class BuildError(Exception):
     """Why there are no kernels, as a clause."""
 
 
+def compiler(choice: str) -> list[str]:
+    """The compiler's command: the system's, or with "zig" the ziglang wheel's."""
+    if choice == "zig":
+        if importlib.util.find_spec("ziglang") is None:
+            raise BuildError("the Python package ziglang is not installed")
+        return [sys.executable, "-m", "ziglang", "cc"]
+    found = next((path for path in map(shutil.which, COMPILERS) if path), None)
+    if found is None:
+        raise BuildError("no C compiler")
+    return [found]
+
+
 def run(argv: Sequence[str], what: str) -> str:
     """Output of a command, which must succeed within the time limit."""
     try:
@@ -78,20 +91,18 @@ def run(argv: Sequence[str], what: str) -> str:
     return out
 
 
-def built(folder: Path | None = None) -> Path:
+def built(choice: str, folder: Path | None = None) -> Path:
     """The file of the library for this source, compiler and CPU, built if missing or not to be trusted."""
-    compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
-    if compiler is None:
-        raise BuildError("no C compiler")
+    words = compiler(choice)
     if folder is None:
         folder = SOURCE.parent / "__pycache__" if os.access(SOURCE.parent, os.W_OK) else base_dir() / "kernels"
-    parts = [SOURCE.read_text(encoding="utf-8"), run([compiler, "--version"], compiler), *FLAGS]
+    parts = [SOURCE.read_text(encoding="utf-8"), run([*words, "--version"], words[0]), *FLAGS]
     parts += [platform.machine(), *sorted(cpu_flags())]
     path = folder / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}.so"
     if folder.exists() and (folder.stat().st_uid not in OWNERS or folder.stat().st_mode & ANYBODY == stat.S_IWOTH):
         raise BuildError(f"other users may change files in {folder}")
     if not is_sound(path):
-        build(compiler, path)
+        build(words, path)
     return path
 
 
@@ -105,7 +116,7 @@ def is_sound(path: Path) -> bool:
     return ours and hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]
 
 
-def build(compiler: str, path: Path) -> None:
+def build(words: Sequence[str], path: Path) -> None:
     """Build and try a library; several ranks of a machine may do so at once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +126,7 @@ def build(compiler: str, path: Path) -> None:
     except OSError as error:
         raise BuildError(f"cannot write to {path.parent}: {error.strerror or error}") from None
     try:
-        run([compiler, *FLAGS, "-shared", "-fPIC", "-o", name, str(SOURCE), "-lm"], "the build")
+        run([*words, *FLAGS, "-shared", "-fPIC", "-o", name, str(SOURCE), "-lm"], "the build")
         with fresh.open("r+b") as file:
             file.write(hashlib.sha256(file.read()).digest())
             file.flush()
