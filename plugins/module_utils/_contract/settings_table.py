@@ -44,7 +44,7 @@ REMOVED_SETTINGS: Dict[str, Tuple[str, ...]] = {
     "ddp_trainer_join": ("the collection trains with its own trainer. Remove it", "true"),
     "ddp_quiet_minutes": ("a guest comes back after one quiet minute. Remove it", "1", "10"),
     "ddp_heat_limit": ("ddp_away_if is a command for that. Remove it, and see docs/guides/polite-guest.md", "95"),
-    "ddp_load_limit": ("ddp_away_if is a command for that. Remove it, and see docs/guides/polite-guest.md", "0.5"),
+    "ddp_load_limit": ("a guest leaves where other programs use more than half a core. Remove it", "0.5"),
     "ddp_battery_limit": ("a guest leaves as soon as it is on battery. Remove it; with ddp_polite low a host trains on battery", "100"),
     "ddp_strict": ("warnings never stop a run. Remove it, and read the findings of nanochat.ddp.preflight first", "false"),
     "ddp_python_mirror": ("uv has a setting for that. Remove it, and set python-install-mirror in ~/.config/uv/uv.toml there",),

@@ -1,11 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When a guest leaves the run and returns (ddp_polite: guest): by the clock, by the command below, and by one of its owner's."""
+"""When a guest leaves the run and returns (ddp_polite: guest): by the clock, the load, the command below, and one of its owner's."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Set, Tuple
 from .._contract import keeper_states as states
 from .._contract.plan import Guest
 from .._kit import bare
+from .._kit.files import read_text
 from . import membership
 
 # NANOCHAT_MACHINE is a folder that replaces /, for tests that play a laptop.
@@ -32,7 +34,8 @@ grep -qs Discharging "$power"/BAT*/status "$power"/CMB*/status && ! grep -qs 1 "
 """
 SECONDS = 5.0  # time limit of a command
 ASK_SECONDS = 2.0  # between two runs of the command above
-OWN_EVERY = 5  # such runs for each of the owner's command
+OWN_EVERY = 5  # such runs for each of the owner's command, and for each look at the load
+MOST_LOAD, LESS_LOAD = 0.5, 0.25  # cores that other programs may keep busy, to stay and to come back
 LONGEST = 120  # characters of the reason that a command gives
 QUIET_SECONDS = 60.0  # without any reason, before a guest returns
 
@@ -52,6 +55,12 @@ def reason(command: str) -> str:
     return "" if code else line
 
 
+def cpu_seconds() -> float:
+    """CPU time of all programs at normal priority since boot. A guest's rank has nice 19, so it counts in another column."""
+    columns = read_text(os.environ.get("NANOCHAT_MACHINE", "") + "/proc/stat").split()
+    return int(columns[1]) / os.sysconf("SC_CLK_TCK") if columns else 0.0
+
+
 class Attendance:
     """Whether a guest takes part now. Commands may take long, so they are run beside the keeper."""
 
@@ -60,22 +69,29 @@ class Attendance:
         self.why = ""  # why it is away, and when it returns; it takes part while this is empty
         self.last = 0.0  # when a reason was last seen
         self.excused: Set[str] = set()  # reasons, their figures aside, that a user's join overrules while they last
-        self.used, self.own = reason(IN_USE), reason(self.command) if self.command else ""
+        self.used, self.own, self.busy = reason(IN_USE), reason(self.command) if self.command else "", ""
         threading.Thread(target=self._ask, daemon=True).start()
 
     def _ask(self) -> None:
+        spent, since = cpu_seconds(), time.monotonic()
         for turn in itertools.count(1):
             time.sleep(ASK_SECONDS)
             self.used = reason(IN_USE)
-            if self.command and turn % OWN_EVERY == 0:
-                self.own = reason(self.command)
+            if turn % OWN_EVERY:
+                continue
+            self.own = reason(self.command) if self.command else ""
+            before, spent = spent, cpu_seconds()
+            begun, since = since, time.monotonic()
+            cores = (spent - before) / (since - begun)
+            is_busy = cores > (LESS_LOAD if self.busy else MOST_LOAD)
+            self.busy = "other programs use %.1f cores; back below %.2g" % (cores, LESS_LOAD) if is_busy else ""
 
     def look(self, now: float, let_in: bool) -> str:
         """Why this host is away. A guest leaves at once, and returns after a minute without any reason, or if a user lets it in."""
         clock = time.localtime()
         inside = not self.hours or within(self.hours, 60 * clock.tm_hour + clock.tm_min)
         outside = "" if inside else "outside of %s; back at %s" % (self.hours, str(self.hours)[:5])
-        found = {re.sub(r"\d+", "0", why): why for why in (outside, self.used, self.own) if why}
+        found = {re.sub(r"\d+", "0", why): why for why in (outside, self.used, self.own, self.busy) if why}
         if let_in and self.why:
             self.why, self.excused = "", set(found)
         self.excused &= set(found)

@@ -6,18 +6,16 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import yaml
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import presence
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, until
+from ansible_collections.nanochat.ddp.tests.integration.local import until
 
 RULES = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
 BATTERY = "on battery; back when plugged in"
@@ -102,25 +100,42 @@ def test_a_command_says_why_in_its_first_line_and_has_a_time_limit(
     until(lambda: not processes.alive(pid, None))
 
 
-def test_the_guides_command_for_a_machine_that_is_busy(tmp_path: Path) -> None:
-    guide = (ROOT / "docs/guides/polite-guest.md").read_text()
-    (block,) = (one for one in re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL) if "/proc/stat" in one)
-    command = yaml.safe_load(block)["desktop"]["ddp_away_if"].replace("/proc/stat", f"{tmp_path}/stat")
-    stat = "echo cpu  {} {} 0 0 0 0 0 0 0 0 > {}/stat"
-    for user, nice, why in ((100, 0, ""), (240, 900, ""), (260, 900, "other programs are busy")):
-        (tmp_path / "stat").write_text("cpu  100 0 0 0 0 0 0 0 0 0\ncpu0 1\n")
-        assert presence.reason(command.replace("sleep 3", stat.format(user, nice, tmp_path))) == why
+class Clock:
+    """A clock whose sleeps are short, until it stops for good; the cores of another program are busy meanwhile."""
 
+    def __init__(self, laptop: Path) -> None:
+        self.stat, self.now, self.cores, self.spent = laptop / "proc/stat", 0.0, 0.0, 0.0
+        self.stat.parent.mkdir()
+        self.over, self.asleep = threading.Event(), threading.Event()
+        self.localtime = time.localtime
+        self.tick()
 
-def test_a_guest_asks_both_commands_every_few_seconds(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    over, asleep = threading.Event(), threading.Event()
+    def tick(self) -> None:
+        ticks = int(self.spent * os.sysconf("SC_CLK_TCK"))
+        self.stat.write_text(f"cpu  {ticks} {int(self.now * 900)} 0 0 0 0 0 0 0 0\ncpu0 1 0 0 0\n")
 
-    def sleep(seconds: float) -> None:
-        if over.wait(0.01):
-            asleep.set()
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        if self.over.wait(0.01):
+            self.asleep.set()
             time.sleep(1e6)
+        self.now += seconds
+        self.spent += seconds * self.cores
+        self.tick()
 
-    monkeypatch.setattr(presence, "time", SimpleNamespace(localtime=time.localtime, sleep=sleep))
+
+@pytest.fixture
+def clock(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    made = Clock(laptop)
+    monkeypatch.setattr(presence, "time", made)
+    yield made
+    made.over.set()
+    assert made.asleep.wait(10)
+
+
+def test_a_guest_asks_both_commands_every_few_seconds(laptop: Path, clock: Clock) -> None:
     one = presence.Attendance({"hours": None, "away_if": f"test -e {laptop}/away"})
     assert one.look(0.0, False) == ""
     (laptop / "away").touch()
@@ -128,8 +143,22 @@ def test_a_guest_asks_both_commands_every_few_seconds(laptop: Path, monkeypatch:
     (laptop / "away").unlink()
     supply(laptop, "BAT1", status="Discharging")
     until(lambda: one.look(1.0, False) == BATTERY)
-    over.set()
-    assert asleep.wait(10)
+
+
+def test_a_guest_leaves_while_other_programs_are_busy(clock: Clock) -> None:
+    one = presence.Attendance({"hours": None, "away_if": None})
+
+    def looks(cores: float) -> str:
+        clock.cores, until_then = cores, clock.now + 30
+        until(lambda: clock.now > until_then)
+        return one.busy
+
+    # The rank of a guest, which is polite, counts for nothing.
+    assert looks(0.0) == looks(0.4) == ""
+    busy = looks(1.5)
+    assert busy == one.look(0.0, False) == "other programs use 1.5 cores; back below 0.25"
+    assert looks(0.3) and one.look(1.0, False) == busy
+    assert looks(0.2) == ""
 
 
 @pytest.mark.parametrize(
