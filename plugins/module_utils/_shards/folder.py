@@ -73,7 +73,8 @@ class Manifest(NamedTuple):
         """Decode a manifest; rejects paths that lead out of the folder."""
         files = []
         for kind, prefix in SECTIONS.items():
-            for item in document.get(kind) or []:
+            entries = document.get(kind) or []
+            for item in entries if isinstance(entries, list) else [entries]:
                 try:
                     files.append(_entry_in(item, prefix))
                 except (AttributeError, LookupError, TypeError, validate.InvalidHostData) as why:

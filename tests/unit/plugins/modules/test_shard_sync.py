@@ -325,6 +325,11 @@ def test_an_entry_that_is_none_is_refused(sync, master, more):
     assert told["failed"] and told["msg"].startswith("worker: the manifest's entry"), told
 
 
+def test_a_number_in_place_of_the_entries_is_refused(sync, master):
+    master.manifest["shards"] = 5
+    assert sync()["msg"].startswith("worker: the manifest's entry 5 below shards is not")
+
+
 @pytest.mark.parametrize(("host", "order"), [("a", " bcd"), ("b", "a cd"), ("d", "cba "), ("elsewhere", "dcba ")])
 def test_the_host_before_is_the_nearest(host, order):
     chain = [{"host": name, "address": "192.0.2.1", "port": 40000} for name in "abcd"]
