@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -20,7 +21,7 @@ from nanochat.kit.settings import parse_chat
 from nanochat.parallel.comm import Comm
 from nanochat.run import loop as training
 from nanochat.run.fine_tuning import FineTuning
-from nanochat.run.stage import bits_per_byte, deal_out, nats_and_bytes
+from nanochat.run.stage import RunStage, bits_per_byte, deal_out, nats_and_bytes
 from nanochat.run.state import Run
 
 HERE = "test_loss_eval"
@@ -69,6 +70,9 @@ def evaluated(comm: Comm, folder: str) -> None:
         run.stage = stage
         assert training.evaluate(run) is False
         told.append(run.progress.val_bpb)
+    run.settings = dataclasses.replace(run.settings, eval_tokens=1)
+    with RunStage().evaluation(run) as (dummy, number):
+        assert number == 1
     print(json.dumps(told))
 
 

@@ -322,10 +322,7 @@ class OverlappedSync(Sync):
             self.optimizer.update(name, self._row_sum(name), self.training.token_ids)
         total = self._update_small()
         self.comm.enter("sync")
-        for name, owner in self.owners.items():
-            if owner != self.comm.rank:
-                message = self._arrived(f"new {name}", owner)
-                self.optimizer.apply(name, self.wire.values(message, *self.parameters[name].shape))
+        self._take_others()
         self.comm.wait(*self._leaving)
         self._leaving.clear()
         self.changing = False
@@ -422,6 +419,12 @@ class OverlappedSync(Sync):
         for name in self.small:
             self.optimizer.update(name, total.views[name], self.training.token_ids)
         return float(total.views["loss"])
+
+    def _take_others(self) -> None:
+        for name, owner in self.owners.items():
+            if owner != self.comm.rank:
+                message = self._arrived(f"new {name}", owner)
+                self.optimizer.apply(name, self.wire.values(message, *self.parameters[name].shape))
 
 
 def share_out(shapes: Mapping[str, torch.Size], speeds: Sequence[float]) -> dict[str, int]:
