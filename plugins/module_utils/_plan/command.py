@@ -12,10 +12,11 @@ from typing import Dict, Sequence
 
 from .._contract import politeness
 from .._contract.plan import Node
-from .._contract.settings_table import RunSettings, rows
+from .._contract.settings_table import AUTO, RunSettings, rows
 from . import stages
 from .decided import Decided
 from .hosts import Host
+from .shares import FOLLOWING
 
 # Reuse big buffers instead of returning them to the kernel and faulting them in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
@@ -41,7 +42,7 @@ def trainer_flags(decided: Decided, run_dir: str) -> Flags:
         "tracker-uri": f"http://127.0.0.1:{run.tracker_port}" if run.tracker == "mlflow" else None,
         "rank-rows": list(decided.rows) if len(set(decided.rows)) > 1 else None,
         "head-shares": list(decided.head_shares),
-        "rebalance": decided.rebalance,
+        "rebalance": len(decided.rows) > 1 and run.batch_split in FOLLOWING,
         "save-on-loss": bool(run.restarts),
         "timed": decided.timed,
     }
@@ -74,8 +75,8 @@ def keeper_ports(run: RunSettings, hosts: int) -> list[int]:
 
 def flag_names(decided: Decided) -> list[str]:
     """Names of the flags that the plan sets itself, or would with other hosts."""
-    run = dataclasses.replace(decided.run, extra_args=(), save_minutes=1, head="shared")
-    some = dataclasses.replace(decided, run=run, rows=(1, 2), head_parts=(1, 2), rebalance=True)
+    run = dataclasses.replace(decided.run, extra_args=(), save_minutes=1, head="shared", batch_split=AUTO)
+    some = dataclasses.replace(decided, run=run, rows=(1, 2), head_parts=(1, 2))
     return [f"--{name}" for name in trainer_flags(some, ".")]
 
 

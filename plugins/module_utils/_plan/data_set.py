@@ -114,7 +114,7 @@ def _deployed(
 
 
 def obstacles(run: RunSettings, planned: Data, hosts: Sequence[Host], here: Here) -> Iterator[Finding]:
-    """Data folders that are missing or too small, unless the data set was already made from them."""
+    """The first problem of each folder in ddp_data_paths, unless the data set was already made from them."""
     if hosts_with_data(hosts, planned["id"]):
         return
     names = [one.name for one in hosts]
@@ -123,27 +123,24 @@ def obstacles(run: RunSettings, planned: Data, hosts: Sequence[Host], here: Here
         yield finding("setting-refused", "", text, remedy=f"Use {' or '.join(names)}.")
     (host,) = [one for one in hosts if one.name == planned["host"]]
     is_here = planned["source"] == "controller"
-    seen = (here.get("folders") if is_here else host.fact("folders")) or {}
+    folders = (here.get("folders") if is_here else host.fact("folders")) or {}
+    where, is_text = "the controller" if is_here else host.name, planned["source"] == "text"
     for number, path in enumerate(run.data_paths if planned["source"] != "url" else []):
-        if seen.get(path):
-            is_tokenizer = number > 0 and planned["source"] != "text"
-            yield from data_folder(planned, path, seen[path], "" if is_here else host.name, is_tokenizer)
-
-
-def data_folder(planned: Data, path: str, facts: Folder, host: str, is_tokenizer: bool) -> Iterator[Finding]:
-    """The first problem of a folder in ddp_data_paths on a host, or without a host on the controller."""
-    where, is_text = host or "the controller", planned["source"] == "text"
-    problem = ""
-    if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
-        problem = f"does not exist on {where}{'' if is_text else ' as a folder'}"
-    elif not facts["readable"]:
-        problem = f"the login user on {where} cannot read"
-    elif is_text and facts["text_bytes"] == 0:
-        problem = f"has no files on {where}"
-    elif is_tokenizer and not facts["tokenizer"]:
-        problem = f"has no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}"
-    elif not is_text and not is_tokenizer and facts["shards"] < planned["shards"]:
-        count = plural(facts["shards"], "shard") if facts["shards"] else "no shards"
-        problem = f"has {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}"
-    if problem:
-        yield finding("source-missing", host, f"ddp_data_paths names {path}, which {problem}")
+        facts: Folder | None = folders.get(path)
+        is_tokenizer, problem = number > 0 and not is_text, ""
+        if not facts:
+            continue
+        if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
+            problem = f"does not exist on {where}{'' if is_text else ' as a folder'}"
+        elif not facts["readable"]:
+            problem = f"the login user on {where} cannot read"
+        elif is_text and facts["text_bytes"] == 0:
+            problem = f"has no files on {where}"
+        elif is_tokenizer and not facts["tokenizer"]:
+            problem = f"has no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}"
+        elif not is_text and not is_tokenizer and facts["shards"] < planned["shards"]:
+            count = plural(facts["shards"], "shard") if facts["shards"] else "no shards"
+            problem = f"has {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}"
+        if problem:
+            seen = f"ddp_data_paths names {path}, which {problem}"
+            yield finding("source-missing", "" if is_here else host.name, seen)

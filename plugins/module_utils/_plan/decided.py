@@ -19,7 +19,7 @@ from .._rules.ways import WAYS, fits
 from . import stages
 from .hosts import Host
 from .model_memory import describe, shape_of
-from .shares import FOLLOWING, shared_out
+from .shares import shared_out
 from .step_model import (
     NEARLY_AS_FAST,
     PRECISIONS,
@@ -48,7 +48,6 @@ class Decided:
     rows: Tuple[int, ...]  # of a step, by rank
     head_parts: Tuple[int, ...]  # weights of the parts of a shared head, by rank
     head_open: bool  # whether another ddp_sync may have another head
-    rebalance: bool  # whether the shares follow the speeds while training
     problems: Sequence[str]  # why the batch cannot be shared as asked
 
     @property
@@ -116,7 +115,6 @@ def decide(asked: Asked, hosts: Sequence[Host], matmul: str, tried: Tuple[str, .
         rows=job.rows,
         head_parts=tuple(parts),
         head_open=job.head_open,
-        rebalance=world > 1 and run.batch_split in FOLLOWING,
         problems=problems,
     )
 

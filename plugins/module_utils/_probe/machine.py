@@ -135,25 +135,16 @@ def cpu_quota() -> float | None:
 
 
 def memory() -> Memory:
+    """Within the limits of the control groups, whose page cache that can be reclaimed counts as available."""
     sizes = {name: int(value) * 1024 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", read("/proc/meminfo"), re.M)}
     total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", sizes.get("MemFree", 0))
-    limit, used = memory_limit()
-    if limit is not None:
-        total, available = min(total, limit), max(0, min(available, limit - used))
-    return {"total": total, "available": available}
-
-
-def memory_limit() -> tuple[int | None, int]:
-    """(tightest memory limit of the control groups, their use without reclaimable page cache)."""
-    tightest: int | None = None
-    used = 0
     for folder in cgroup_folders():
         limit = read(os.path.join(folder, "memory.max"))
-        if limit.isdigit() and (tightest is None or int(limit) < tightest):
-            tightest = int(limit)
+        if limit.isdigit() and int(limit) < total:
             cached = re.search(r"^inactive_file (\d+)", read(os.path.join(folder, "memory.stat")), re.M)
             used = int(read(os.path.join(folder, "memory.current")) or 0) - int(cached.group(1) if cached else 0)
-    return tightest, max(0, used)
+            total, available = int(limit), max(0, min(available, int(limit) - max(0, used)))
+    return {"total": total, "available": available}
 
 
 def disk(path: str, owned: bool = True) -> Disk:
