@@ -29,7 +29,7 @@ from .settings_table import (
     find,
     rows,
 )
-from .urls import NO_CREDENTIALS, has_credentials, masked
+from .validate import NO_CREDENTIALS, has_credentials, masked
 
 # Converted values by the names of their settings.
 Values = Dict[str, Any]

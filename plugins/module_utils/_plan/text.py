@@ -37,7 +37,7 @@ def render(plan: Plan, text_bytes: Optional[int] = None, whole: bool = True) -> 
     sections = {
         "model": [f"depth {model['depth']}, width {model['n_embd']}, {human(model['parameters']['total'])} parameters"],
         "stage": [stages.in_words(plan["stage"])] if "stage" in plan else [],
-        "training": [*training_lines(plan, text_bytes), *absence_lines(plan), *polite_lines(plan)],
+        "training": [*training_lines(plan, text_bytes), *absence_lines(plan)],
         "data": [data_line(plan)],
         "details": list(details(plan)) if whole else [],
     }
@@ -78,22 +78,17 @@ def between_saves(plan: Plan) -> str:
     return " or ".join([plural(steps, "step")] * (steps > 0) + [plural(minutes, "minute")] * (minutes > 0))
 
 
-def absence_lines(plan: Plan) -> list[str]:
-    """Who may be away, and the steps repeated when a host is lost."""
+def absence_lines(plan: Plan) -> Iterator[str]:
+    """Who may be away, with the steps repeated when a host is lost, and where training yields to other programs or leaves."""
     count, keeper, training, often = len(plan["nodes"]), plan.get("keeper"), plan["training"], between_saves(plan)
-    if count < 2:
-        return []
     since_save = f"up to {often}" if often and training["resume"] else "all steps"
-    if not keeper:
-        return [f"no host may be away: the run ends; a restart repeats {since_save}"]
-    spare = count - keeper["min_hosts"]
-    who = f"any {spare} of {count} hosts may be away" if spare else "no host may be away: the others wait"
-    shared = f"{since_save} (with ddp_head whole: a step or two)"
-    return [f"{who}; losing one repeats {'a step or two' if training['head'] == 'whole' else shared}"]
-
-
-def polite_lines(plan: Plan) -> list[str]:
-    """Hosts on which training yields to other programs, and guests."""
+    if keeper and count > 1:
+        spare = count - keeper["min_hosts"]
+        who = f"any {spare} of {count} hosts may be away" if spare else "no host may be away: the others wait"
+        shared = f"{since_save} (with ddp_head whole: a step or two)"
+        yield f"{who}; losing one repeats {'a step or two' if training['head'] == 'whole' else shared}"
+    elif count > 1:
+        yield f"no host may be away: the run ends; a restart repeats {since_save}"
     low = [node["host"] for node in plan["nodes"] if node["env"][politeness.VARIABLE] != politeness.OFF]
     guests = [
         node["host"] + (f" ({node['guest']['hours']})" if node["guest"]["hours"] else "")
@@ -101,7 +96,7 @@ def polite_lines(plan: Plan) -> list[str]:
         if "guest" in node
     ]
     hosts = {"yields to other programs on": low, "leaves while the machine is needed:": guests}
-    return [f"{what} {named(names)}" for what, names in hosts.items() if names]
+    yield from (f"{what} {named(names)}" for what, names in hosts.items() if names)
 
 
 def data_line(plan: Plan) -> str:
