@@ -14,9 +14,8 @@ from .._contract import politeness
 from .._contract.plan import Node
 from .._contract.settings_table import AUTO, RunSettings, rows
 from . import stages
-from .decided import Decided
+from .decided import FOLLOWING, Decided
 from .hosts import Host
-from .shares import FOLLOWING
 
 # Reuse big buffers instead of returning them to the kernel and faulting them in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"

@@ -22,8 +22,8 @@ from .._contract.plan import Given, Here, Node, Plan, Training
 from .._contract.politeness import GUEST
 from .._contract.settings import Asked, resolve
 from .._contract.validate import HIGHEST_PORT, LOWEST_PORT
-from . import budget, command, data_set, host_checks, model_memory, settings_checks, shares, stages, trainings
-from .decided import Decided, decide, decide_matmul, decide_restarts
+from . import budget, command, data_set, host_checks, model_memory, settings_checks, stages, trainings
+from .decided import Decided, cores_of, decide, decide_matmul, decide_restarts, threads_of
 from .hosts import Endpoint, EndpointChooser, Host, choose_python, home_expanded, ranks
 from .step_model import with_precision
 
@@ -250,8 +250,8 @@ def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan
         "python": python,
         "python_version": version,
         "session": f"nanochat-{decided.name}-rank{rank}",
-        "threads": shares.threads_of(host, hosts),
-        "cores": shares.cores_of(host, hosts),
+        "threads": threads_of(host, hosts),
+        "cores": cores_of(host, hosts),
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // run.device_batch),

@@ -44,7 +44,15 @@ def render(plan: Plan, text_bytes: Optional[int] = None, whole: bool = True) -> 
     lines = [f"Run {plan['run']} on {plural(len(plan['nodes']), 'host')} (plan {plan['digest']})"]
     for name, own in sections.items():
         lines += labelled(name, own, whole)
-    lines += ["", *node_table(plan), "", *labelled("changes", list(changes(plan)), whole)]
+    head = ("rank", "host", "address", "nic", "python", "threads", "rows", "memory")
+    nodes = [
+        (
+            node["rank"], node["host"], node["address"] or "-", node["nic"] or "-", node["python_version"] or "-", node["threads"],
+            node["rows"], "~" + bytes_text(node["memory_bytes"]),
+        )
+        for node in plan["nodes"]
+    ]  # fmt: skip
+    lines += ["", *columns([head, *nodes]), "", *labelled("changes", list(changes(plan)), whole)]
     return "\n".join(lines if whole else [*lines, "The whole plan: ansible-playbook nanochat.ddp.plan -i INVENTORY"])
 
 
@@ -132,19 +140,6 @@ def details(plan: Plan) -> Iterator[str]:
         own = node["venv_dir"].startswith(node["base_dir"] + "/")
         user = f" as {node['user']}" if node["user"] else ""
         yield f"{node['host']}: tmux session {node['session']}{user}{'' if own else ', Python in ' + node['venv_dir']}"
-
-
-def node_table(plan: Plan) -> list[str]:
-    """A table of the hosts that fits 80 columns."""
-    head = ("rank", "host", "address", "nic", "python", "threads", "rows", "memory")
-    rows = [
-        (
-            node["rank"], node["host"], node["address"] or "-", node["nic"] or "-", node["python_version"] or "-", node["threads"],
-            node["rows"], "~" + bytes_text(node["memory_bytes"]),
-        )
-        for node in plan["nodes"]
-    ]  # fmt: skip
-    return columns([head, *rows])
 
 
 def changes(plan: Plan) -> Iterator[str]:

@@ -163,14 +163,6 @@ def resolve(name: str) -> list[str]:
     return list(dict.fromkeys(str(answer[4][0]).split("%", 1)[0] for answer in answers))
 
 
-def is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
 def route(peer: str, address: str, interfaces: Sequence[Nic]) -> Route:
     """The source address that the kernel would use for packets to an address, and the interface that has it."""
     source: str | None = None
@@ -184,10 +176,12 @@ def route(peer: str, address: str, interfaces: Sequence[Nic]) -> Route:
 
 def names_and_routes(peers: Sequence[str], interfaces: Sequence[Nic]) -> tuple[Names, list[Route]]:
     """Resolve the peers' names and find the route to each."""
-    own, named = socket.gethostname(), [peer for peer in peers if not is_address(peer)]
-    resolved = resolve_all([own, *named])
+    own = socket.gethostname()
+    resolved = resolve_all([own, *peers])
+    # An address is its own answer.
+    named = [peer for peer in peers if peer not in resolved[peer]]
     names: Names = {"own": resolved[own], "peers": {peer: resolved[peer] for peer in named}}
-    targets = [(peer, resolved[peer] if peer in named else [peer]) for peer in peers]
+    targets = [(peer, resolved[peer]) for peer in peers]
     # If no peer has a name here, the default route shows the machine's main interface.
     targets.append(("default", ["203.0.113.1"]))
     routes = [route(peer, addresses[0], interfaces) for peer, addresses in targets if addresses]
