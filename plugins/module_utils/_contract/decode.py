@@ -95,7 +95,7 @@ def _decode(kind: Any, value: Any, place: str, partial: bool) -> Any:
     if origin is Annotated:
         found = _decode(parts[0], value, place, partial)
         try:
-            return parts[1](found)
+            return functools.reduce(lambda one, check: check(one), parts[1:], found)
         except InvalidHostData as why:
             raise InvalidHostData("its %s: %s" % (place, why)) from None
     if origin is NotRequired:

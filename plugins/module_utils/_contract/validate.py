@@ -91,7 +91,6 @@ def address(value: Any) -> str:
 
 # SCHEME://USER:PASSWORD@HOST; for https also just a user, which is often a token, but not the user of ssh://git@HOST.
 _USER = re.compile(r"(?i)\b((?:https?|ftps?)://|[a-z][a-z0-9+.-]*://(?=[^\s/@]*:))([^\s/@]+@)+")
-MASK = "********@"
 NO_CREDENTIALS = (
     "a URL with a password or token in it, which plans and reports would show; remove it, and put it into ~/.netrc of the "
     "host that asks, or a whole variable into ddp_secret_env"
@@ -105,4 +104,4 @@ def has_credentials(text: str) -> bool:
 
 def masked(text: str) -> str:
     """The text with credentials in its URLs masked."""
-    return _USER.sub(lambda found: found.group(1) + MASK, text)
+    return _USER.sub(lambda found: found.group(1) + "********@", text)

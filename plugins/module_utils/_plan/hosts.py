@@ -226,9 +226,8 @@ class EndpointChooser:
         else:
             usable = [nic for nic in nics if nic.is_usable]
             # An overlay or bridge only if requested; a host may know no route to its peers.
-            fitting = (
-                [nic for nic in used if nic.is_usable] or self.shared(host) or (usable if len(usable) == 1 else [])
-            )
+            the_only = usable if len(usable) == 1 else []
+            fitting = [nic for nic in used if nic.is_usable] or self.shared(host) or the_only
             over = ", ".join(dict.fromkeys(nic.name for nic in used))
             seen = f"ddp_nic is not set on {host.name}, and no cable or Wi-Fi that is up leads to its peers"
             seen += f", which are reached over {over}" if over else ""

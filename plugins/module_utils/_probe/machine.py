@@ -11,13 +11,11 @@ import platform
 import re
 import resource
 import shutil
-import socket
 from pathlib import PurePosixPath
 from typing import NamedTuple, Sequence
 
-from .._contract.probe import Disk, LocalPorts, Machine, Memory, Processors
+from .._contract.probe import Disk, Memory, Processors
 from .._kit.ownership import exposure, mount_of
-from .._kit.processes import user_name
 from .network import read
 
 # Instruction sets that make matrix products faster.
@@ -30,17 +28,6 @@ NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 NETWORK_FILE_SYSTEMS = (
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "9p", "afs", "sshfs",
 )  # fmt: skip
-
-
-def host() -> Machine:
-    return {
-        "hostname": socket.gethostname(),
-        "boot_id": read("/proc/sys/kernel/random/boot_id"),
-        "network_namespace": os.readlink("/proc/self/ns/net"),
-        "arch": platform.machine(),
-        "user": user_name(os.getuid()),
-        "home": os.path.expanduser("~"),
-    }
 
 
 # Processors. A matrix product is split evenly, so all threads wait for the slowest: small cores and second threads of a core cost more
@@ -185,9 +172,3 @@ def limits() -> dict[str, int | None]:
     }
     soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
     return {name: None if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}
-
-
-def ephemeral() -> LocalPorts:
-    """The local ports on which Gloo listens."""
-    fields = read("/proc/sys/net/ipv4/ip_local_port_range", "32768 60999").split()
-    return {"low": int(fields[0]), "high": int(fields[1])}

@@ -67,9 +67,8 @@ def kind_of(name: str, root: str = NET) -> str:
 
 def is_up(name: str, root: str = NET) -> bool:
     state = read(os.path.join(root, name, "operstate"), "unknown")
-    return state == "up" or (
-        state == "unknown" and bool(int(read(os.path.join(root, name, "flags"), "0x1"), 16) & IFF_UP)
-    )
+    flags = int(read(os.path.join(root, name, "flags"), "0x1"), 16)
+    return state == "up" or (state == "unknown" and bool(flags & IFF_UP))
 
 
 def nics(root: str = NET) -> list[Nic]:
