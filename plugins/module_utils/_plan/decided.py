@@ -228,8 +228,7 @@ def threads_of(host: Host, hosts: Sequence[Host]) -> int:
     """One thread per fast core; nodes of one machine share them."""
     if host.settings.threads:
         return int(host.settings.threads)
-    pinned = cores_of(host, hosts)
-    if pinned:
+    if pinned := cores_of(host, hosts):
         return len(pinned)
     physical = int(host.fact("cpu", "available_physical") or 1)
     fast = len(host.fact("cpu", "fast") or []) or physical

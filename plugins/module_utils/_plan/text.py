@@ -33,12 +33,18 @@ def human(number: float) -> str:
 
 def render(plan: Plan, text_bytes: Optional[int] = None, whole: bool = True) -> str:
     """The plan as text; text_bytes: the size of the text to train on."""
-    model = plan["model"]
+    model, data, paths = plan["model"], plan["data"], ", ".join(plan["data"]["paths"])
+    origin = {
+        "text": f"{'the English' if data.get('prose') else 'text'} in {paths or '(not known yet)'} on {data['host']}",
+        "url": data["url"],
+        "host": f"shards in {paths} on {data['host']}",
+        "controller": f"shards in {paths} on the controller",
+    }[data["source"]]
     sections = {
         "model": [f"depth {model['depth']}, width {model['n_embd']}, {human(model['parameters']['total'])} parameters"],
         "stage": [stages.in_words(plan["stage"])] if "stage" in plan else [],
         "training": [*training_lines(plan, text_bytes), *absence_lines(plan)],
-        "data": [data_line(plan)],
+        "data": [f"{data['id']}: {data['shards']} shards from {origin}"],
         "details": list(details(plan)) if whole else [],
     }
     lines = [f"Run {plan['run']} on {plural(len(plan['nodes']), 'host')} (plan {plan['digest']})"]
@@ -105,18 +111,6 @@ def absence_lines(plan: Plan) -> Iterator[str]:
     ]
     hosts = {"yields to other programs on": low, "leaves while the machine is needed:": guests}
     yield from (f"{what} {named(names)}" for what, names in hosts.items() if names)
-
-
-def data_line(plan: Plan) -> str:
-    data = plan["data"]
-    paths = ", ".join(data["paths"])
-    origin = {
-        "text": f"{'the English' if data.get('prose') else 'text'} in {paths or '(not known yet)'} on {data['host']}",
-        "url": f"{data['url']}",
-        "host": f"shards in {paths} on {data['host']}",
-        "controller": f"shards in {paths} on the controller",
-    }[data["source"]]
-    return f"{data['id']}: {data['shards']} shards from {origin}"
 
 
 def details(plan: Plan) -> Iterator[str]:
