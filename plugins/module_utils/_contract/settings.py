@@ -153,8 +153,6 @@ def _agree(given: Mapping[str, Values]) -> tuple[Values, list[Finding]]:
 TRUE = ("true", "yes", "on", "1")
 FALSE = ("false", "no", "off", "0")
 SECRET = "ddp_secret_env"
-# Default limit of rows without one.
-MOST_OF_ALL = 2**31
 
 
 def _as_int(value: Any) -> int:
@@ -250,7 +248,7 @@ def convert(setting: Setting, value: Any) -> Any:
     if setting.low is not None and result < setting.low:
         raise ValueError("too small")
     if setting.kind in ("int", "float"):
-        most = setting.most or MOST_OF_ALL
+        most = setting.most or 2**31  # that of rows without one
         if result > most:
             raise ValueError(f"at most {most}")
     # Values of variables are checked where they are written.

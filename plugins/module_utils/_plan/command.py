@@ -19,9 +19,6 @@ from .hosts import Host
 
 # Reuse big buffers instead of returning them to the kernel and faulting them in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
-# On shared cores, spinning threads take time from the thread that they wait for.
-SPINS = "20000"
-FLIGHT_RECORD_ENTRIES = "2000"
 
 Flags = Dict[str, object]  # by name without dashes: a number, a text, True for a switch, a list by rank
 
@@ -97,13 +94,13 @@ def env(decided: Decided, node: Node, host: Host) -> dict[str, str]:
         "PYTHONPATH": node["trainer_dir"],
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
-        "TORCH_FR_BUFFER_SIZE": FLIGHT_RECORD_ENTRIES,
+        "TORCH_FR_BUFFER_SIZE": "2000",
         "GLIBC_TUNABLES": MALLOC,
-        "GOMP_SPINCOUNT": SPINS,
+        # On shared cores, spinning threads take time from the thread that they wait for.
+        "GOMP_SPINCOUNT": "20000",
     }
     if node["cores"]:
         names["NANOCHAT_CORES"] = ",".join(str(number) for number in node["cores"])
     if run.tracker == "mlflow":
         names["MLFLOW_EXPERIMENT_NAME"] = f"nanochat-d{run.depth}"
-    names.update(run.extra_env)
-    return dict(sorted(names.items()))
+    return dict(sorted({**names, **run.extra_env}.items()))

@@ -9,7 +9,7 @@ Its id depends on the content and not on the source host, so training resumes wh
 from __future__ import annotations
 
 import math
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
 from .._contract.document import digest_of
 from .._contract.findings import Finding, finding
@@ -51,7 +51,7 @@ def document(run: RunSettings, by_rank: Sequence[Host], here: Here) -> Data:
     made_on = next((host for host in by_rank if host.name == run.data_host), by_rank[0])
     # If nobody has named a text, it is the prose in a Python's library.
     is_prose = source == "text" and not run.data_paths
-    known = _deployed(run, by_rank, made_on, contents, is_prose)
+    known = _deployed(run, by_rank, contents, None if is_prose else _paths(source, contents["paths"], made_on))
     named = {"host": run.data_host} if source in ON_A_HOST and run.data_host else {}
     marked = {"prose": True} if is_prose else {}
     identifier = known.get("id") or f"{source}-{digest_of({**contents, **named, **marked})[:8]}"
@@ -97,16 +97,15 @@ def _paths(source: str, paths: Sequence[str], at: Host) -> list[str]:
 
 
 def _deployed(
-    run: RunSettings, hosts: Sequence[Host], made_on: Host, contents: DataContents, is_prose: bool
-) -> Mapping[str, Any]:
+    run: RunSettings, hosts: Sequence[Host], contents: DataContents, paths: list[str] | None
+) -> dict[str, Any]:
     """The data set that this run, or its base model's, has used so far, if it still matches the settings: a host may have been
-    renamed or removed."""
+    renamed or removed. paths: those of the settings on the host that would make it, if they count."""
     present = [host.name for host in hosts]
-    paths = _paths(contents["source"], contents["paths"], made_on)
     for host in hosts:
         known = host.fact("run", "lineage", "data") or host.fact("base_run", "lineage", "data") or {}
         same = all(known.get(key) == contents[key] for key in ("source", "url", "shards", "vocab_size"))
-        same = same and (is_prose or known.get("paths") == paths)
+        same = same and (paths is None or known.get("paths") == paths)
         other = contents["source"] in ON_A_HOST and run.data_host not in (None, known.get("host"))
         if same and not (other and known.get("host") in present):
             return dict(known)

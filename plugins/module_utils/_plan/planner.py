@@ -27,9 +27,7 @@ from .decided import Decided, cores_of, decide, decide_matmul, decide_restarts, 
 from .hosts import Endpoint, EndpointChooser, Host, choose_python, home_expanded, ranks
 from .step_model import with_precision
 
-OLDEST_PYTHON = "3.10"  # that PyTorch runs on; hosts list none that is older
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
-EPHEMERAL = {"low": 32768, "high": 60999}
 
 
 class PlanOutcome(NamedTuple):
@@ -159,7 +157,7 @@ def document(decided: Decided, endpoints: Mapping[str, Endpoint], here: Here) ->
             "script": stages.SCRIPTS[run.stage],
             "torch": run.torch.partition("+")[0],
             "index": "default" if run.torch.endswith("+cuda") else "auto",
-            "python": OLDEST_PYTHON,
+            "python": "3.10",  # the oldest that PyTorch runs on; hosts list none that is older
             "packages": ["trainer", *compiler, *tracker],
             "offline": run.trainer_offline,
         },
@@ -185,7 +183,7 @@ def data_ports(hosts: Sequence[Host]) -> Ports:
 
     Each host opens only its own, so that no host affects what others open; and none below 1024.
     """
-    ranges = [host.fact("ephemeral") or EPHEMERAL for host in hosts]
+    ranges = [host.fact("ephemeral") or {"low": 32768, "high": 60999} for host in hosts]
     low = min(max(LOWEST_PORT, min(entry["low"], HIGHEST_PORT)) for entry in ranges)
     return {"low": low, "high": max(low, *(min(entry["high"], HIGHEST_PORT) for entry in ranges))}
 

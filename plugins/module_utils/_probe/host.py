@@ -123,8 +123,7 @@ def pythons(wanted: str | None, base: str, venv: str) -> PythonFacts:
     candidates: list[Python] = []
     for path in python_paths(wanted, base):
         out = bare.tool([path, "-I", "-S", "-c", PYTHON_CHECK])[1]
-        version = re.match(r"\s*(3\.\d\d+\.\d+)", out)
-        if version:
+        if version := re.match(r"\s*(3\.\d\d+\.\d+)", out):
             candidates.append({"executable": path, "version": version.group(1)})
     installed = glob.glob(os.path.join(venv, "lib", "python3*", "site-packages", "torch-*.dist-info"))
     match = re.search(r"torch-(.+)\.dist-info$", installed[0]) if installed else None

@@ -94,12 +94,8 @@ def promote_container_nics(found: list[Nic]) -> list[Nic]:
     """In a container or network namespace the virtual NICs are the only way out, and as fast as cables."""
     if any(nic["kind"] in ("wired", "wifi") for nic in found):
         return found
-    return [
-        {**nic, "kind": "wired"}
-        if nic["kind"] == "virtual" and not nic["enslaved"] and (nic["ipv4"] or nic["ipv6"])
-        else nic
-        for nic in found
-    ]
+    own = [nic for nic in found if nic["kind"] == "virtual" and not nic["enslaved"] and (nic["ipv4"] or nic["ipv6"])]
+    return [{**nic, "kind": "wired"} if nic in own else nic for nic in found]
 
 
 def ipv4_addresses() -> dict[str, list[str]]:
@@ -149,8 +145,7 @@ def resolve_all(names: Sequence[str], patience: float = RESOLVE_SECONDS) -> dict
     deadline = time.monotonic() + patience
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    told = dict(found)
-    return {name: told.get(name, []) for name in names}
+    return {name: found.get(name, []) for name in names}
 
 
 def resolve(name: str) -> list[str]:
