@@ -69,7 +69,7 @@ def of_plan(plan: Mapping[str, object]) -> Dict[str, Document]:
     }
 
 
-def differences(deployed: Mapping[str, Any], plan: Mapping[str, object]) -> List[str]:
+def differences(deployed: Mapping[str, object], plan: Mapping[str, object]) -> List[str]:
     """Why checkpoints of the deployed plan do not fit the new one, such as `ddp_depth was 4 and is 8 now`; empty if training can resume
     from them."""
     was, now = of_plan(deployed), of_plan(plan)
@@ -83,7 +83,7 @@ def differences(deployed: Mapping[str, Any], plan: Mapping[str, object]) -> List
     return list(dict.fromkeys(found))
 
 
-def _differing(names: Mapping[str, str], was: Mapping[str, Any], now: Mapping[str, Any]) -> List[str]:
+def _differing(names: Mapping[str, str], was: Document, now: Document) -> List[str]:
     values = {name: (was.get(key), now.get(key)) for key, name in names.items()}
     return [
         "%s was %s and is %s now" % (name, *map(_words, both)) for name, both in values.items() if both[0] != both[1]

@@ -29,7 +29,7 @@ from .settings_table import (
     find,
     rows,
 )
-from .urls import NO_CREDENTIALS, has_credentials, masked
+from .validate import NO_CREDENTIALS, has_credentials, masked
 
 # Converted values by the names of their settings.
 Values = Dict[str, Any]
@@ -60,7 +60,7 @@ def shown(setting: Setting, value: Any) -> str:
 WHERE = "\0"  # in a problem, stands for the hosts that share it
 
 
-def read_host(variables: Mapping[str, Any]) -> tuple[Values, list[str]]:
+def read_host(variables: Mapping[str, object]) -> tuple[Values, list[str]]:
     """(a host's settings, problems); unset ones are omitted."""
     given: Values = {}
     problems: list[str] = []
@@ -98,7 +98,7 @@ def defaults(profile: str) -> Values:
     return {**values, "ddp_profile": profile}
 
 
-def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> Asked:
+def resolve(hosts: Sequence[tuple[str, Mapping[str, object]]]) -> Asked:
     """A job's settings; raises PlanError with all problems of all hosts."""
     if not hosts:
         seen = "There are no hosts to plan for; the inventory's group trainers is empty"
@@ -153,15 +153,12 @@ def _agree(given: Mapping[str, Values]) -> tuple[Values, list[Finding]]:
 TRUE = ("true", "yes", "on", "1")
 FALSE = ("false", "no", "off", "0")
 SECRET = "ddp_secret_env"
-# Default limit of rows without one.
-MOST_OF_ALL = 2**31
 
 
 def _as_int(value: Any) -> int:
-    number = value.strip().replace("_", "") if isinstance(value, str) else value
     if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
         raise ValueError("not whole")
-    return int(number)
+    return int(value)
 
 
 def _as_float(value: Any) -> float:
@@ -251,7 +248,7 @@ def convert(setting: Setting, value: Any) -> Any:
     if setting.low is not None and result < setting.low:
         raise ValueError("too small")
     if setting.kind in ("int", "float"):
-        most = setting.most or MOST_OF_ALL
+        most = setting.most or 2**31  # that of rows without one
         if result > most:
             raise ValueError(f"at most {most}")
     # Values of variables are checked where they are written.

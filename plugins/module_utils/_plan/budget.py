@@ -159,7 +159,7 @@ def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
     return Speed(host.name, *(part * more for part, more in zip([*parts, half], [*growth, 1.0])))
 
 
-def work_of(model: Mapping[str, Any], device_batch: int) -> Tuple[float, float, float]:
+def work_of(model: Mapping[str, object], device_batch: int) -> Tuple[float, float, float]:
     """The amounts of work that the times of a pass, of AdamW and of Muon are proportional to."""
     sizes, tokens = section(model, "parameters"), device_batch * number(model, "sequence")
     muon = number(sizes, "transformer_matrices") * number(model, "n_embd")

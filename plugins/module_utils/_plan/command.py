@@ -12,16 +12,13 @@ from typing import Dict, Sequence
 
 from .._contract import politeness
 from .._contract.plan import Node
-from .._contract.settings_table import RunSettings, rows
+from .._contract.settings_table import AUTO, RunSettings, rows
 from . import stages
-from .decided import Decided
+from .decided import FOLLOWING, Decided
 from .hosts import Host
 
 # Reuse big buffers instead of returning them to the kernel and faulting them in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
-# On shared cores, spinning threads take time from the thread that they wait for.
-SPINS = "20000"
-FLIGHT_RECORD_ENTRIES = "2000"
 
 Flags = Dict[str, object]  # by name without dashes: a number, a text, True for a switch, a list by rank
 
@@ -41,7 +38,7 @@ def trainer_flags(decided: Decided, run_dir: str) -> Flags:
         "tracker-uri": f"http://127.0.0.1:{run.tracker_port}" if run.tracker == "mlflow" else None,
         "rank-rows": list(decided.rows) if len(set(decided.rows)) > 1 else None,
         "head-shares": list(decided.head_shares),
-        "rebalance": decided.rebalance,
+        "rebalance": len(decided.rows) > 1 and run.batch_split in FOLLOWING,
         "save-on-loss": bool(run.restarts),
         "timed": decided.timed,
     }
@@ -74,8 +71,8 @@ def keeper_ports(run: RunSettings, hosts: int) -> list[int]:
 
 def flag_names(decided: Decided) -> list[str]:
     """Names of the flags that the plan sets itself, or would with other hosts."""
-    run = dataclasses.replace(decided.run, extra_args=(), save_minutes=1, head="shared")
-    some = dataclasses.replace(decided, run=run, rows=(1, 2), head_parts=(1, 2), rebalance=True)
+    run = dataclasses.replace(decided.run, extra_args=(), save_minutes=1, head="shared", batch_split=AUTO)
+    some = dataclasses.replace(decided, run=run, rows=(1, 2), head_parts=(1, 2))
     return [f"--{name}" for name in trainer_flags(some, ".")]
 
 
@@ -97,13 +94,13 @@ def env(decided: Decided, node: Node, host: Host) -> dict[str, str]:
         "PYTHONPATH": node["trainer_dir"],
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
-        "TORCH_FR_BUFFER_SIZE": FLIGHT_RECORD_ENTRIES,
+        "TORCH_FR_BUFFER_SIZE": "2000",
         "GLIBC_TUNABLES": MALLOC,
-        "GOMP_SPINCOUNT": SPINS,
+        # On shared cores, spinning threads take time from the thread that they wait for.
+        "GOMP_SPINCOUNT": "20000",
     }
     if node["cores"]:
         names["NANOCHAT_CORES"] = ",".join(str(number) for number in node["cores"])
     if run.tracker == "mlflow":
         names["MLFLOW_EXPERIMENT_NAME"] = f"nanochat-d{run.depth}"
-    names.update(run.extra_env)
-    return dict(sorted(names.items()))
+    return dict(sorted({**names, **run.extra_env}.items()))

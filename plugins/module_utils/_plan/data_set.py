@@ -9,7 +9,7 @@ Its id depends on the content and not on the source host, so training resumes wh
 from __future__ import annotations
 
 import math
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
 from .._contract.document import digest_of
 from .._contract.findings import Finding, finding
@@ -51,7 +51,7 @@ def document(run: RunSettings, by_rank: Sequence[Host], here: Here) -> Data:
     made_on = next((host for host in by_rank if host.name == run.data_host), by_rank[0])
     # If nobody has named a text, it is the prose in a Python's library.
     is_prose = source == "text" and not run.data_paths
-    known = _deployed(run, by_rank, made_on, contents, is_prose)
+    known = _deployed(run, by_rank, contents, None if is_prose else _paths(source, contents["paths"], made_on))
     named = {"host": run.data_host} if source in ON_A_HOST and run.data_host else {}
     marked = {"prose": True} if is_prose else {}
     identifier = known.get("id") or f"{source}-{digest_of({**contents, **named, **marked})[:8]}"
@@ -97,16 +97,15 @@ def _paths(source: str, paths: Sequence[str], at: Host) -> list[str]:
 
 
 def _deployed(
-    run: RunSettings, hosts: Sequence[Host], made_on: Host, contents: DataContents, is_prose: bool
-) -> Mapping[str, Any]:
+    run: RunSettings, hosts: Sequence[Host], contents: DataContents, paths: list[str] | None
+) -> dict[str, Any]:
     """The data set that this run, or its base model's, has used so far, if it still matches the settings: a host may have been
-    renamed or removed."""
+    renamed or removed. paths: those of the settings on the host that would make it, if they count."""
     present = [host.name for host in hosts]
-    paths = _paths(contents["source"], contents["paths"], made_on)
     for host in hosts:
         known = host.fact("run", "lineage", "data") or host.fact("base_run", "lineage", "data") or {}
         same = all(known.get(key) == contents[key] for key in ("source", "url", "shards", "vocab_size"))
-        same = same and (is_prose or known.get("paths") == paths)
+        same = same and (paths is None or known.get("paths") == paths)
         other = contents["source"] in ON_A_HOST and run.data_host not in (None, known.get("host"))
         if same and not (other and known.get("host") in present):
             return dict(known)
@@ -114,7 +113,7 @@ def _deployed(
 
 
 def obstacles(run: RunSettings, planned: Data, hosts: Sequence[Host], here: Here) -> Iterator[Finding]:
-    """Data folders that are missing or too small, unless the data set was already made from them."""
+    """The first problem of each folder in ddp_data_paths, unless the data set was already made from them."""
     if hosts_with_data(hosts, planned["id"]):
         return
     names = [one.name for one in hosts]
@@ -123,27 +122,24 @@ def obstacles(run: RunSettings, planned: Data, hosts: Sequence[Host], here: Here
         yield finding("setting-refused", "", text, remedy=f"Use {' or '.join(names)}.")
     (host,) = [one for one in hosts if one.name == planned["host"]]
     is_here = planned["source"] == "controller"
-    seen = (here.get("folders") if is_here else host.fact("folders")) or {}
+    folders = (here.get("folders") if is_here else host.fact("folders")) or {}
+    where, is_text = "the controller" if is_here else host.name, planned["source"] == "text"
     for number, path in enumerate(run.data_paths if planned["source"] != "url" else []):
-        if seen.get(path):
-            is_tokenizer = number > 0 and planned["source"] != "text"
-            yield from data_folder(planned, path, seen[path], "" if is_here else host.name, is_tokenizer)
-
-
-def data_folder(planned: Data, path: str, facts: Folder, host: str, is_tokenizer: bool) -> Iterator[Finding]:
-    """The first problem of a folder in ddp_data_paths on a host, or without a host on the controller."""
-    where, is_text = host or "the controller", planned["source"] == "text"
-    problem = ""
-    if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
-        problem = f"does not exist on {where}{'' if is_text else ' as a folder'}"
-    elif not facts["readable"]:
-        problem = f"the login user on {where} cannot read"
-    elif is_text and facts["text_bytes"] == 0:
-        problem = f"has no files on {where}"
-    elif is_tokenizer and not facts["tokenizer"]:
-        problem = f"has no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}"
-    elif not is_text and not is_tokenizer and facts["shards"] < planned["shards"]:
-        count = plural(facts["shards"], "shard") if facts["shards"] else "no shards"
-        problem = f"has {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}"
-    if problem:
-        yield finding("source-missing", host, f"ddp_data_paths names {path}, which {problem}")
+        facts: Folder | None = folders.get(path)
+        is_tokenizer, problem = number > 0 and not is_text, ""
+        if not facts:
+            continue
+        if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
+            problem = f"does not exist on {where}{'' if is_text else ' as a folder'}"
+        elif not facts["readable"]:
+            problem = f"the login user on {where} cannot read"
+        elif is_text and facts["text_bytes"] == 0:
+            problem = f"has no files on {where}"
+        elif is_tokenizer and not facts["tokenizer"]:
+            problem = f"has no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}"
+        elif not is_text and not is_tokenizer and facts["shards"] < planned["shards"]:
+            count = plural(facts["shards"], "shard") if facts["shards"] else "no shards"
+            problem = f"has {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}"
+        if problem:
+            seen = f"ddp_data_paths names {path}, which {problem}"
+            yield finding("source-missing", "" if is_here else host.name, seen)

@@ -163,7 +163,7 @@ def ports(host: Host, node: Node, plan: Plan) -> Iterator[Finding]:
         remedy, pid = f"choose another port: -e {name}={port + 10}", holder.get("pid")
         if is_test:
             remedy = f"Another controller is testing connections there. Try again when it has finished, or {remedy}"
-        elif is_ours(holder):
+        elif holder.get("session") or holder.get("run"):  # of ours
             remedy = f"{how_to_stop(holder)}; or {remedy}"
         elif pid:
             remedy = f"On {host.name}: kill {pid} if nobody needs it, or {remedy}"
@@ -243,13 +243,9 @@ def other_processes(host: Host, here: Sequence[Host]) -> Iterator[Finding]:
     if top:
         seen = dict.fromkeys(described(one) for one in top[:MOST_NAMED])
         stops = dict.fromkeys(how_to_stop(one) for one in top)
-        remedy = f"{'. '.join(stops)}; or wait until it ends." if all(is_ours(one) for one in top) else None
+        are_ours = all(one.get("session") or one.get("run") for one in top)
+        remedy = f"{'. '.join(stops)}; or wait until it ends." if are_ours else None
         yield finding("other-training", host.name, ", ".join(seen), remedy=remedy)
-
-
-def is_ours(process: Process) -> bool:
-    """Whether this collection started it, for any run."""
-    return bool(process.get("session") or process.get("run"))
 
 
 def described(process: Process) -> str:

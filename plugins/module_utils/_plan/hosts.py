@@ -192,11 +192,22 @@ class EndpointChooser:
         self.findings: list[Finding] = []
 
     def endpoints(self) -> dict[str, Endpoint]:
+        """Those of all hosts; refuses addresses of two families, and one address of two machines."""
         named = any(host.settings.nic or host.settings.address for host in self.hosts)
         if self.is_one_machine and not named:
             return {host.name: Endpoint("lo", "127.0.0.1") for host in self.hosts}
         chosen = {host.name: self.endpoint(host) for host in self.hosts}
-        self.check_families({name: link.address for name, link in chosen.items() if link.address})
+        addresses = {name: link.address for name, link in chosen.items() if link.address}
+        six = [name for name, address in addresses.items() if ":" in address]
+        four = [name for name in addresses if name not in six]
+        if six and four:
+            seen = f"{', '.join(four)} would be reached by IPv4 but {', '.join(six)} by IPv6"
+            self.findings.append(finding("address-refused", six[0], seen))
+        for one, other in itertools.combinations(self.hosts, 2):
+            address = addresses.get(one.name)
+            if address and address == addresses.get(other.name) and not same_network_stack(one, other):
+                seen = f"{one.name} and {other.name} are different machines with the same address {address}"
+                self.findings.append(finding("address-refused", other.name, seen))
         return chosen
 
     def endpoint(self, host: Host) -> Endpoint:
@@ -215,9 +226,8 @@ class EndpointChooser:
         else:
             usable = [nic for nic in nics if nic.is_usable]
             # An overlay or bridge only if requested; a host may know no route to its peers.
-            fitting = (
-                [nic for nic in used if nic.is_usable] or self.shared(host) or (usable if len(usable) == 1 else [])
-            )
+            the_only = usable if len(usable) == 1 else []
+            fitting = [nic for nic in used if nic.is_usable] or self.shared(host) or the_only
             over = ", ".join(dict.fromkeys(nic.name for nic in used))
             seen = f"ddp_nic is not set on {host.name}, and no cable or Wi-Fi that is up leads to its peers"
             seen += f", which are reached over {over}" if over else ""
@@ -258,19 +268,6 @@ class EndpointChooser:
             names = ", ".join(one.in_words() for one in faster)
             seen = f"the peers are reached over {nic.in_words()} while {names} is up"
             self.findings.append(finding("nic-faster-up", host.name, seen))
-
-    def check_families(self, addresses: Mapping[str, str]) -> None:
-        """Refuse addresses of two families, and one of two machines at once."""
-        six = [name for name, address in addresses.items() if ":" in address]
-        four = [name for name in addresses if name not in six]
-        if six and four:
-            seen = f"{', '.join(four)} would be reached by IPv4 but {', '.join(six)} by IPv6"
-            self.findings.append(finding("address-refused", six[0], seen))
-        for one, other in itertools.combinations(self.hosts, 2):
-            address = addresses.get(one.name)
-            if address and address == addresses.get(other.name) and not same_network_stack(one, other):
-                seen = f"{one.name} and {other.name} are different machines with the same address {address}"
-                self.findings.append(finding("address-refused", other.name, seen))
 
 
 def canonical(address: str) -> str:

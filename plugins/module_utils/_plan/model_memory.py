@@ -26,11 +26,6 @@ def shape_of(run: RunSettings) -> ModelConfig:
     )
 
 
-def head_work(model: Model) -> float:
-    """The head's fraction of a step's work."""
-    return 6 * model["parameters"]["lm_head"] / model["flops_per_token"]
-
-
 def memory(shape: ModelConfig, device_batch: int, sync: str = "exact", parts_of_head: int = 1) -> int:
     """Bytes of one rank, an estimate for float32. A head in parts has only that of this rank trained here; its weights, and its
     whole optimizer state during a save, are here anyway."""

@@ -22,14 +22,12 @@ from .._contract.plan import Given, Here, Node, Plan, Training
 from .._contract.politeness import GUEST
 from .._contract.settings import Asked, resolve
 from .._contract.validate import HIGHEST_PORT, LOWEST_PORT
-from . import budget, command, data_set, host_checks, model_memory, settings_checks, shares, stages, trainings
-from .decided import Decided, decide, decide_matmul, decide_restarts
+from . import budget, command, data_set, host_checks, model_memory, settings_checks, stages, trainings
+from .decided import Decided, cores_of, decide, decide_matmul, decide_restarts, threads_of
 from .hosts import Endpoint, EndpointChooser, Host, choose_python, home_expanded, ranks
 from .step_model import with_precision
 
-OLDEST_PYTHON = "3.10"  # that PyTorch runs on; hosts list none that is older
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
-EPHEMERAL = {"low": 32768, "high": 60999}
 
 
 class PlanOutcome(NamedTuple):
@@ -159,7 +157,7 @@ def document(decided: Decided, endpoints: Mapping[str, Endpoint], here: Here) ->
             "script": stages.SCRIPTS[run.stage],
             "torch": run.torch.partition("+")[0],
             "index": "default" if run.torch.endswith("+cuda") else "auto",
-            "python": OLDEST_PYTHON,
+            "python": "3.10",  # the oldest that PyTorch runs on; hosts list none that is older
             "packages": ["trainer", *compiler, *tracker],
             "offline": run.trainer_offline,
         },
@@ -185,7 +183,7 @@ def data_ports(hosts: Sequence[Host]) -> Ports:
 
     Each host opens only its own, so that no host affects what others open; and none below 1024.
     """
-    ranges = [host.fact("ephemeral") or EPHEMERAL for host in hosts]
+    ranges = [host.fact("ephemeral") or {"low": 32768, "high": 60999} for host in hosts]
     low = min(max(LOWEST_PORT, min(entry["low"], HIGHEST_PORT)) for entry in ranges)
     return {"low": low, "high": max(low, *(min(entry["high"], HIGHEST_PORT) for entry in ranges))}
 
@@ -250,8 +248,8 @@ def node_of(decided: Decided, rank: int, endpoints: Mapping[str, Endpoint], plan
         "python": python,
         "python_version": version,
         "session": f"nanochat-{decided.name}-rank{rank}",
-        "threads": shares.threads_of(host, hosts),
-        "cores": shares.cores_of(host, hosts),
+        "threads": threads_of(host, hosts),
+        "cores": cores_of(host, hosts),
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // run.device_batch),

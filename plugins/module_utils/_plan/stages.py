@@ -36,8 +36,7 @@ def base_name(run: RunSettings) -> str:
 
 def run_name(run: RunSettings) -> str:
     """The name of this run."""
-    stage = run.stage
-    return base_name(run) if stage == BASE else f"{base_name(run)}-{stage}"
+    return base_name(run) if run.stage == BASE else f"{base_name(run)}-{run.stage}"
 
 
 def flags(run: RunSettings, run_dir: str) -> dict[str, object]:

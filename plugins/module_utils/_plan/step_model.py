@@ -18,7 +18,6 @@ from .._contract.plan import Model, Plan
 from .._contract.settings_table import AUTO
 from .._rules.model_size import LAYER_MATRICES
 from .._rules.ways import WAYS, choose_head, fits, most_bytes
-from .model_memory import head_work
 
 FLOAT = 4
 WIRE_SHARE = 0.98  # Gloo's fraction of TCP's rate
@@ -173,8 +172,8 @@ def predict(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> Pred
     """A step of all hosts; speeds in their order."""
     work = [rows / job.device_batch for rows in job.rows]
     if job.head_shares:
-        # Parts of the head are finer than rows.
-        of_head, parts = head_work(job.model), job.head_shares
+        # The head's fraction of the work. Its parts are finer than rows.
+        of_head, parts = 6 * job.model["parameters"]["lm_head"] / job.model["flops_per_token"], job.head_shares
         work = [(1 - of_head) * own + of_head * sum(work) * part / sum(parts) for own, part in zip(work, parts)]
     computing = [speed.pass_seconds * count for speed, count in zip(speeds, work)]
     slowest, waiting, late = max(computing), 0.0, 0.0

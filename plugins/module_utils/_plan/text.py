@@ -33,18 +33,32 @@ def human(number: float) -> str:
 
 def render(plan: Plan, text_bytes: Optional[int] = None, whole: bool = True) -> str:
     """The plan as text; text_bytes: the size of the text to train on."""
-    model = plan["model"]
+    model, data, paths = plan["model"], plan["data"], ", ".join(plan["data"]["paths"])
+    origin = {
+        "text": f"{'the English' if data.get('prose') else 'text'} in {paths or '(not known yet)'} on {data['host']}",
+        "url": data["url"],
+        "host": f"shards in {paths} on {data['host']}",
+        "controller": f"shards in {paths} on the controller",
+    }[data["source"]]
     sections = {
         "model": [f"depth {model['depth']}, width {model['n_embd']}, {human(model['parameters']['total'])} parameters"],
         "stage": [stages.in_words(plan["stage"])] if "stage" in plan else [],
-        "training": [*training_lines(plan, text_bytes), *absence_lines(plan), *polite_lines(plan)],
-        "data": [data_line(plan)],
+        "training": [*training_lines(plan, text_bytes), *absence_lines(plan)],
+        "data": [f"{data['id']}: {data['shards']} shards from {origin}"],
         "details": list(details(plan)) if whole else [],
     }
     lines = [f"Run {plan['run']} on {plural(len(plan['nodes']), 'host')} (plan {plan['digest']})"]
     for name, own in sections.items():
         lines += labelled(name, own, whole)
-    lines += ["", *node_table(plan), "", *labelled("changes", list(changes(plan)), whole)]
+    head = ("rank", "host", "address", "nic", "python", "threads", "rows", "memory")
+    nodes = [
+        (
+            node["rank"], node["host"], node["address"] or "-", node["nic"] or "-", node["python_version"] or "-", node["threads"],
+            node["rows"], "~" + bytes_text(node["memory_bytes"]),
+        )
+        for node in plan["nodes"]
+    ]  # fmt: skip
+    lines += ["", *columns([head, *nodes]), "", *labelled("changes", list(changes(plan)), whole)]
     return "\n".join(lines if whole else [*lines, "The whole plan: ansible-playbook nanochat.ddp.plan -i INVENTORY"])
 
 
@@ -78,22 +92,17 @@ def between_saves(plan: Plan) -> str:
     return " or ".join([plural(steps, "step")] * (steps > 0) + [plural(minutes, "minute")] * (minutes > 0))
 
 
-def absence_lines(plan: Plan) -> list[str]:
-    """Who may be away, and the steps repeated when a host is lost."""
+def absence_lines(plan: Plan) -> Iterator[str]:
+    """Who may be away, with the steps repeated when a host is lost, and where training yields to other programs or leaves."""
     count, keeper, training, often = len(plan["nodes"]), plan.get("keeper"), plan["training"], between_saves(plan)
-    if count < 2:
-        return []
     since_save = f"up to {often}" if often and training["resume"] else "all steps"
-    if not keeper:
-        return [f"no host may be away: the run ends; a restart repeats {since_save}"]
-    spare = count - keeper["min_hosts"]
-    who = f"any {spare} of {count} hosts may be away" if spare else "no host may be away: the others wait"
-    shared = f"{since_save} (with ddp_head whole: a step or two)"
-    return [f"{who}; losing one repeats {'a step or two' if training['head'] == 'whole' else shared}"]
-
-
-def polite_lines(plan: Plan) -> list[str]:
-    """Hosts on which training yields to other programs, and guests."""
+    if keeper and count > 1:
+        spare = count - keeper["min_hosts"]
+        who = f"any {spare} of {count} hosts may be away" if spare else "no host may be away: the others wait"
+        shared = f"{since_save} (with ddp_head whole: a step or two)"
+        yield f"{who}; losing one repeats {'a step or two' if training['head'] == 'whole' else shared}"
+    elif count > 1:
+        yield f"no host may be away: the run ends; a restart repeats {since_save}"
     low = [node["host"] for node in plan["nodes"] if node["env"][politeness.VARIABLE] != politeness.OFF]
     guests = [
         node["host"] + (f" ({node['guest']['hours']})" if node["guest"]["hours"] else "")
@@ -101,19 +110,7 @@ def polite_lines(plan: Plan) -> list[str]:
         if "guest" in node
     ]
     hosts = {"yields to other programs on": low, "leaves while the machine is needed:": guests}
-    return [f"{what} {named(names)}" for what, names in hosts.items() if names]
-
-
-def data_line(plan: Plan) -> str:
-    data = plan["data"]
-    paths = ", ".join(data["paths"])
-    origin = {
-        "text": f"{'the English' if data.get('prose') else 'text'} in {paths or '(not known yet)'} on {data['host']}",
-        "url": f"{data['url']}",
-        "host": f"shards in {paths} on {data['host']}",
-        "controller": f"shards in {paths} on the controller",
-    }[data["source"]]
-    return f"{data['id']}: {data['shards']} shards from {origin}"
+    yield from (f"{what} {named(names)}" for what, names in hosts.items() if names)
 
 
 def details(plan: Plan) -> Iterator[str]:
@@ -137,19 +134,6 @@ def details(plan: Plan) -> Iterator[str]:
         own = node["venv_dir"].startswith(node["base_dir"] + "/")
         user = f" as {node['user']}" if node["user"] else ""
         yield f"{node['host']}: tmux session {node['session']}{user}{'' if own else ', Python in ' + node['venv_dir']}"
-
-
-def node_table(plan: Plan) -> list[str]:
-    """A table of the hosts that fits 80 columns."""
-    head = ("rank", "host", "address", "nic", "python", "threads", "rows", "memory")
-    rows = [
-        (
-            node["rank"], node["host"], node["address"] or "-", node["nic"] or "-", node["python_version"] or "-", node["threads"],
-            node["rows"], "~" + bytes_text(node["memory_bytes"]),
-        )
-        for node in plan["nodes"]
-    ]  # fmt: skip
-    return columns([head, *rows])
 
 
 def changes(plan: Plan) -> Iterator[str]:

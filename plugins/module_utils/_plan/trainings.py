@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from .._contract import lineage
 from .._contract.document import items, section, value_at
@@ -90,7 +90,7 @@ def launched(
     return {"id": taken.id, "number": taken.number or 1, "begun": taken.begun, "goes_on": taken.id, "base": of_base}
 
 
-def so_far(digest: str, probes: Mapping[str, Any], fresh: bool) -> dict[str, bool]:
+def so_far(digest: str, probes: Mapping[str, object], fresh: bool) -> dict[str, bool]:
     """Whether a session of the run is alive on any host, and whether this plan has been completed, and the trainer set up, on all; a run
     to be started from scratch is not done."""
     running, done, deployed = False, not fresh, True

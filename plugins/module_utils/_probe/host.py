@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import glob
 import os
+import platform
 import re
+import socket
 import sys
 from typing import Sequence, cast
 
@@ -18,8 +20,8 @@ from .._kit.files import read_object
 from .._kit.logind import logind
 from .._kit.processes import user_name
 from .leftovers import data_sets, port_holders, run_facts, trainer_processes
-from .machine import cpu, desktop_users, disk, ephemeral, host, limits, memory
-from .network import names_and_routes, nics
+from .machine import cpu, desktop_users, disk, limits, memory
+from .network import names_and_routes, nics, read
 from .sources import folder_facts
 
 PYTHON_CHECK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
@@ -45,8 +47,17 @@ def host_info(
     rights = "root" if os.geteuid() == 0 else "none"
     if rights == "none" and bare.tool(["sudo", "-n", "true"])[0] == 0:
         rights = "passwordless"
+    low, high = read("/proc/sys/net/ipv4/ip_local_port_range", "32768 60999").split()
+    user = user_name(os.getuid())
     probe: Probe = {
-        "host": host(),
+        "host": {
+            "hostname": socket.gethostname(),
+            "boot_id": read("/proc/sys/kernel/random/boot_id"),
+            "network_namespace": os.readlink("/proc/self/ns/net"),
+            "arch": platform.machine(),
+            "user": user,
+            "home": os.path.expanduser("~"),
+        },
         "python": pythons(expand(python) if python else None, base, expand(venv_dir or os.path.join(base, "venv"))),
         "cpu": cpu(),
         "memory": memory(),
@@ -60,8 +71,8 @@ def host_info(
         "ports": port_holders(ports, ["sudo", "-n"] if rights == "passwordless" else []),
         "processes": trainer_processes(),
         "limits": limits(),
-        "logout": logind(user_name(os.getuid()))._asdict(),
-        "ephemeral": ephemeral(),
+        "logout": logind(user)._asdict(),
+        "ephemeral": {"low": int(low), "high": int(high)},
         "base_dir": base,
         "run": run_facts(expand(run_dir)) if run_dir else None,
         "base_run": run_facts(os.path.join(base, "runs", base_run)) if base_run else None,
@@ -83,10 +94,8 @@ def expand(path: str) -> str:
 def python_paths(wanted: str | None, base: str) -> list[str]:
     """Interpreters to try, each once; skips pyenv's shims, which are slow and only lead to others in the list."""
     home = os.path.expanduser("~")
-    named = [bare.find("python3.%d" % minor) for minor in (15, 14, 13, 12, 11, 10)] + [
-        bare.find("python3"),
-        sys.executable,
-    ]
+    by_version = [bare.find("python3.%d" % minor) for minor in (15, 14, 13, 12, 11, 10)]
+    named = [*by_version, bare.find("python3"), sys.executable]
     patterns = (
         os.path.join(glob.escape(base), PYTHON_FOLDER, PYTHON_IN_FOLDER),
         home + "/.local/bin/python3.1?",
@@ -113,8 +122,7 @@ def pythons(wanted: str | None, base: str, venv: str) -> PythonFacts:
     candidates: list[Python] = []
     for path in python_paths(wanted, base):
         out = bare.tool([path, "-I", "-S", "-c", PYTHON_CHECK])[1]
-        version = re.match(r"\s*(3\.\d\d+\.\d+)", out)
-        if version:
+        if version := re.match(r"\s*(3\.\d\d+\.\d+)", out):
             candidates.append({"executable": path, "version": version.group(1)})
     installed = glob.glob(os.path.join(venv, "lib", "python3*", "site-packages", "torch-*.dist-info"))
     match = re.search(r"torch-(.+)\.dist-info$", installed[0]) if installed else None

@@ -11,7 +11,7 @@ import re
 from typing import Sequence, cast
 
 from .._contract import lineage, politeness
-from .._contract.document import Document, items, number, section, text
+from .._contract.document import items, number, section, text
 from .._contract.lineage import training_of
 from .._contract.probe import DataSet, PastRun, PastSession, PastShare, PortHolder, TrainingProcess
 from .._contract.run_folder import TRAINING_FILE, checkpoint_steps
@@ -59,11 +59,22 @@ def port_holders(ports: Sequence[int], prefix: Sequence[str] = ()) -> list[PortH
 
 def run_facts(folder: str) -> PastRun:
     plan = read_object(os.path.join(folder, "plan.json"))
-    training = section(plan, "training")
+    training, shares = section(plan, "training"), {}
+    for node in items(plan, "nodes"):
+        cores = node.get("cores")
+        share: PastShare = {
+            "rows": number(node, "rows"),
+            "head_share": number(node, "head_share"),
+            "cores": [core for core in cores if isinstance(core, int) and not isinstance(core, bool)]
+            if isinstance(cores, list)
+            else None,
+            "polite": text(section(node, "env"), politeness.VARIABLE) or politeness.OFF,
+        }
+        shares[str(node.get("host"))] = share
     return {
         "path": folder,
         "plan_digest": text(plan, "digest"),
-        "shares": {str(node.get("host")): share_of(node) for node in items(plan, "nodes")},
+        "shares": shares,
         "sync": text(training, "sync"),
         "matmul": text(training, "matmul"),
         "total_batch": number(training, "total_batch"),
@@ -72,19 +83,6 @@ def run_facts(folder: str) -> PastRun:
         "session": cast(PastSession, read_object(os.path.join(folder, "session.json"))) or None,
         "training": training_of(read_object(os.path.join(folder, TRAINING_FILE))),
         "checkpoints": checkpoint_steps(folder),
-    }
-
-
-def share_of(node: Document) -> PastShare:
-    """A host's share in the run folder's plan."""
-    cores = node.get("cores")
-    return {
-        "rows": number(node, "rows"),
-        "head_share": number(node, "head_share"),
-        "cores": [core for core in cores if isinstance(core, int) and not isinstance(core, bool)]
-        if isinstance(cores, list)
-        else None,
-        "polite": text(section(node, "env"), politeness.VARIABLE) or politeness.OFF,
     }
 
 

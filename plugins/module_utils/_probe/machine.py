@@ -11,14 +11,12 @@ import platform
 import re
 import resource
 import shutil
-import socket
 from pathlib import PurePosixPath
 from typing import NamedTuple, Sequence
 
-from .._contract.probe import Disk, LocalPorts, Machine, Memory, Processors
+from .._contract.probe import Disk, Memory, Processors
 from .._kit import bare
 from .._kit.ownership import exposure, mount_of
-from .._kit.processes import user_name
 from .network import read
 
 # Instruction sets that make matrix products faster.
@@ -32,17 +30,6 @@ NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 NETWORK_FILE_SYSTEMS = (
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "9p", "afs", "sshfs",
 )  # fmt: skip
-
-
-def host() -> Machine:
-    return {
-        "hostname": socket.gethostname(),
-        "boot_id": read("/proc/sys/kernel/random/boot_id"),
-        "network_namespace": os.readlink("/proc/self/ns/net"),
-        "arch": platform.machine(),
-        "user": user_name(os.getuid()),
-        "home": os.path.expanduser("~"),
-    }
 
 
 def desktop_users() -> list[str]:
@@ -148,25 +135,16 @@ def cpu_quota() -> float | None:
 
 
 def memory() -> Memory:
+    """Within the limits of the control groups, whose page cache that can be reclaimed counts as available."""
     sizes = {name: int(value) * 1024 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", read("/proc/meminfo"), re.M)}
     total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", sizes.get("MemFree", 0))
-    limit, used = memory_limit()
-    if limit is not None:
-        total, available = min(total, limit), max(0, min(available, limit - used))
-    return {"total": total, "available": available}
-
-
-def memory_limit() -> tuple[int | None, int]:
-    """(tightest memory limit of the control groups, their use without reclaimable page cache)."""
-    tightest: int | None = None
-    used = 0
     for folder in cgroup_folders():
         limit = read(os.path.join(folder, "memory.max"))
-        if limit.isdigit() and (tightest is None or int(limit) < tightest):
-            tightest = int(limit)
+        if limit.isdigit() and int(limit) < total:
             cached = re.search(r"^inactive_file (\d+)", read(os.path.join(folder, "memory.stat")), re.M)
             used = int(read(os.path.join(folder, "memory.current")) or 0) - int(cached.group(1) if cached else 0)
-    return tightest, max(0, used)
+            total, available = int(limit), max(0, min(available, int(limit) - max(0, used)))
+    return {"total": total, "available": available}
 
 
 def disk(path: str, owned: bool = True) -> Disk:
@@ -207,9 +185,3 @@ def limits() -> dict[str, int | None]:
     }
     soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
     return {name: None if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}
-
-
-def ephemeral() -> LocalPorts:
-    """The local ports on which Gloo listens."""
-    fields = read("/proc/sys/net/ipv4/ip_local_port_range", "32768 60999").split()
-    return {"low": int(fields[0]), "high": int(fields[1])}

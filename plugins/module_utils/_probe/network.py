@@ -67,9 +67,8 @@ def kind_of(name: str, root: str = NET) -> str:
 
 def is_up(name: str, root: str = NET) -> bool:
     state = read(os.path.join(root, name, "operstate"), "unknown")
-    return state == "up" or (
-        state == "unknown" and bool(int(read(os.path.join(root, name, "flags"), "0x1"), 16) & IFF_UP)
-    )
+    flags = int(read(os.path.join(root, name, "flags"), "0x1"), 16)
+    return state == "up" or (state == "unknown" and bool(flags & IFF_UP))
 
 
 def nics(root: str = NET) -> list[Nic]:
@@ -95,12 +94,8 @@ def promote_container_nics(found: list[Nic]) -> list[Nic]:
     """In a container or network namespace the virtual NICs are the only way out, and as fast as cables."""
     if any(nic["kind"] in ("wired", "wifi") for nic in found):
         return found
-    return [
-        {**nic, "kind": "wired"}
-        if nic["kind"] == "virtual" and not nic["enslaved"] and (nic["ipv4"] or nic["ipv6"])
-        else nic
-        for nic in found
-    ]
+    own = [nic for nic in found if nic["kind"] == "virtual" and not nic["enslaved"] and (nic["ipv4"] or nic["ipv6"])]
+    return [{**nic, "kind": "wired"} if nic in own else nic for nic in found]
 
 
 def ipv4_addresses() -> dict[str, list[str]]:
@@ -150,8 +145,7 @@ def resolve_all(names: Sequence[str], patience: float = RESOLVE_SECONDS) -> dict
     deadline = time.monotonic() + patience
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    told = dict(found)
-    return {name: told.get(name, []) for name in names}
+    return {name: found.get(name, []) for name in names}
 
 
 def resolve(name: str) -> list[str]:
@@ -161,14 +155,6 @@ def resolve(name: str) -> list[str]:
     except (OSError, ValueError):
         return []
     return list(dict.fromkeys(str(answer[4][0]).split("%", 1)[0] for answer in answers))
-
-
-def is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def route(peer: str, address: str, interfaces: Sequence[Nic]) -> Route:
@@ -184,10 +170,12 @@ def route(peer: str, address: str, interfaces: Sequence[Nic]) -> Route:
 
 def names_and_routes(peers: Sequence[str], interfaces: Sequence[Nic]) -> tuple[Names, list[Route]]:
     """Resolve the peers' names and find the route to each."""
-    own, named = socket.gethostname(), [peer for peer in peers if not is_address(peer)]
-    resolved = resolve_all([own, *named])
+    own = socket.gethostname()
+    resolved = resolve_all([own, *peers])
+    # An address is its own answer.
+    named = [peer for peer in peers if peer not in resolved[peer]]
     names: Names = {"own": resolved[own], "peers": {peer: resolved[peer] for peer in named}}
-    targets = [(peer, resolved[peer] if peer in named else [peer]) for peer in peers]
+    targets = [(peer, resolved[peer]) for peer in peers]
     # If no peer has a name here, the default route shows the machine's main interface.
     targets.append(("default", ["203.0.113.1"]))
     routes = [route(peer, addresses[0], interfaces) for peer, addresses in targets if addresses]

@@ -13,7 +13,7 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple
 from .._contract import validate
 from .._contract.document import Document, digest_of
 from .._contract.run_folder import MANIFEST, TOKENIZER
-from .._contract.urls import NO_CREDENTIALS, has_credentials
+from .._contract.validate import NO_CREDENTIALS, has_credentials
 from .._kit.words import plural
 from . import server, url
 from .chain import Chain, ShardPeer, Source

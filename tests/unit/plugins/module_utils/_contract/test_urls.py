@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import resolve
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import has_credentials, masked
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.validate import has_credentials, masked
 
 WITH = [
     "https://me:secret@pypi.example.org/simple", "HTTPS://secret@github.com/me/nanochat.git", "http://me:p@secret@example.org/",

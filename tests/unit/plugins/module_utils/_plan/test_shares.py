@@ -9,8 +9,8 @@ import dataclasses
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked, resolve
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import plan_batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import plan_batch
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import lan
 from hypothesis import given
 from hypothesis import strategies as st

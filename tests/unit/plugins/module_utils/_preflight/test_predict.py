@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_memory import describe, head_work
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_memory import describe
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, PredictedStep, Speed, job_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import predict
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import ModelConfig
@@ -98,7 +98,7 @@ def test_field_16_a_step_is_expected_as_it_was_measured(shape, one, mbit, measur
 def test_parts_of_the_head_make_up_for_rows_that_are_coarser_than_the_speeds():
     document, each = plan(rows=(3, 1)), speeds(0.5, 1.0)
     rows_alone = step_of(document, each, None)
-    of_head = head_work(document["model"])
+    of_head = 6 * document["model"]["parameters"]["lm_head"] / document["model"]["flops_per_token"]
     slow = 1000 * (1 / 3 - (1 - of_head) / 4) / of_head
     document["training"] |= {"rows": [3, 1], "head_shares": [round(1000 - slow), round(slow)]}
     step = step_of(document, each, None)

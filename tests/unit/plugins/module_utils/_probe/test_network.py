@@ -77,7 +77,7 @@ def test_a_containers_only_card_counts_as_a_cable():
 
 def test_field_04_names_are_resolved_as_this_host_does(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "desktop")
-    table = {"desktop": ["127.0.1.1"], "laptop": ["192.168.1.11", "192.168.1.11"]}
+    table = {"desktop": ["127.0.1.1"], "laptop": ["192.168.1.11", "192.168.1.11"], "192.168.1.12": ["192.168.1.12"]}
 
     def lookup(name: str, *rest: Any, **more: Any) -> list[Any]:
         if name not in table:
