@@ -78,7 +78,9 @@ def differences(deployed: Mapping[str, object], plan: Mapping[str, object]) -> L
         groups = (_differing(group, was["data"], now["data"]) for group in DATA)
         found += next((group for group in groups if group), [])
     if was["stage"] and now["stage"]:
-        talks = ({"id": str(section(one["stage"], "conversations").get("sha256"))[:8]} for one in (was, now))
+        talks: List[Document] = [
+            {"id": str(section(one["stage"], "conversations").get("sha256"))[:8]} for one in (was, now)
+        ]
         found += _differing({"id": "the SHA-256 of ddp_sft_data"}, *talks)
     return list(dict.fromkeys(found))
 
