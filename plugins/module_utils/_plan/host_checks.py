@@ -47,7 +47,7 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
     if len(set(kinds.values())) > 1:
         each = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
         seen = f"{each}: they round differently, so the ranks' weights would diverge"
-        yield finding("architecture-differs", next(iter(kinds)), seen)
+        yield finding("architecture-differs", next(iter(kinds), ""), seen)
     wanting = [host for host in hosts if nodes[host.name]["flags"].get("kernels") == AUTO]
     if bare := [host.name for host in wanting if host.fact("cpu", "compiler") is False]:
         yield finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH")

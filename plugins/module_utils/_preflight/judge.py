@@ -116,7 +116,7 @@ def load(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     """Other load on the cores, told by a machine's first node; a run in progress is not."""
     load1, cores = evidence.fact(host, "cpu", "load1"), evidence.fact(host, "cpu", "available")
     boots = {node["host"]: evidence.fact(node["host"], "host", "boot_id") for node in evidence.plan["nodes"]}
-    is_first = host == next(one for one, boot in boots.items() if boot == boots[host])
+    is_first = host == next((one for one, boot in boots.items() if boot == boots[host]), "")
     session = evidence.fact(host, "run", "session") or {}
     runs = session.get("id") and session.get("ended") is None
     if load1 and cores and is_first and not runs and load1 >= max(1.5, cores):
