@@ -85,7 +85,7 @@ def differences(deployed: Mapping[str, object], plan: Mapping[str, object]) -> L
     return list(dict.fromkeys(found))
 
 
-def _differing(names: Mapping[str, str], was: Document, now: Document) -> List[str]:
+def _differing(names: Mapping[str, str], was: Mapping[str, object], now: Mapping[str, object]) -> List[str]:
     values = {name: (was.get(key), now.get(key)) for key, name in names.items()}
     return [
         "%s was %s and is %s now" % (name, *map(_words, both)) for name, both in values.items() if both[0] != both[1]

@@ -189,9 +189,7 @@ def row_of(run: RunSettings, hosts: Sequence[Host]) -> Row:
     model = describe(shape_of(run), run.aspect_ratio)
     speeds = {host.name: speed_at(host, model, run.device_batch) for host in hosts}
     needed = memory(shape_of(run), run.device_batch)
-    room = [
-        (host.fact("memory", "total") or 0) * MEMORY_SHARE / neighbours(host, hosts) for host in hosts if host.probe
-    ]
+    room = [host.fact("memory", "total") * MEMORY_SHARE / neighbours(host, hosts) for host in hosts if host.probe]
     passes = run.total_batch / run.sequence / run.device_batch
     alone = {name: speed.alone(passes) if speed else None for name, speed in speeds.items()}
     known = [speed for speed in speeds.values() if speed is not None]
