@@ -31,7 +31,7 @@ def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str, defau
     return found
 
 
-def found_runs(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> dict[str, Any]:
+def found_runs(hosts: Iterable[str], hostvars: Mapping[str, object]) -> dict[str, Any]:
     """Host -> what the role find_run learned of the run there, whatever happened to the task, with the name of its newest run."""
     hosts = list(hosts)
     newest, again = (of_hosts(hosts, hostvars, f"__find_run_{name}", {}) for name in ("newest", "again"))

@@ -9,22 +9,41 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
-from ..module_utils._contract.document import number
+from ..module_utils._contract.document import Document, number
 from ..module_utils._kit.words import plain_reason
 from ..module_utils._run.health import UNSEEN, Seen, without_cpu
 from ..module_utils._run.state import RunState
 
 
-def why_no_answer(result: Mapping[str, Any]) -> str:
+class RunAnswer(TypedDict, total=False):
+    """A host's result of a task about its share of a run, whatever happened to the task; of a loop or of run_models those of several."""
+
+    run: RunState | None
+    plan: Document | None
+    verdict: str | None  # of the watcher
+    newest_run: str | None  # the host's, which may be another one
+    session: Document  # that was started
+    results: list[RunAnswer | None]
+    models: list[RunAnswer | None]
+    msg: str
+    timedout: Document | None
+    reachable: bool
+    unreachable: bool
+
+
+Answers = Mapping[str, RunAnswer | None]  # by host
+
+
+def why_no_answer(result: RunAnswer) -> str:
     """Why a task's result is missing, in one line."""
     if "timedout" in result:
         return f"it did not answer within {(result['timedout'] or {}).get('period', 'some')} s; check that it is on and not frozen"
     return plain_reason(str(result.get("msg") or "it did not answer")).splitlines()[0]
 
 
-def seen_of(results: Mapping[str, Any]) -> list[Seen]:
+def seen_of(results: Answers) -> list[Seen]:
     """Several hosts as they were seen last, from their results, whatever happened to the task."""
     found = []
     for host, result in ((host, result or {}) for host, result in results.items()):
@@ -37,13 +56,13 @@ def seen_of(results: Mapping[str, Any]) -> list[Seen]:
     return found
 
 
-def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, RunState]]:
+def seen(results: Answers) -> Iterator[tuple[str, RunState]]:
     """Host and run of every answer of run_info that found one, also of a loop or of run_models, without silent hosts."""
     for host, result in results.items():
         told = result or {}
         for one in told.get("results") or told.get("models") or [told]:
-            if one and one.get("run") and one["run"].get("run"):
-                yield str(host), one["run"]
+            if one and (run := one.get("run")) and run.get("run"):
+                yield str(host), run
 
 
 def age(run: RunState) -> tuple[int, float]:
@@ -51,14 +70,14 @@ def age(run: RunState) -> tuple[int, float]:
     return number(run.get("training"), "number"), run.get("started") or 0.0
 
 
-def one_run(results: Mapping[str, Any]) -> str:
+def one_run(results: Answers) -> str:
     """The name of the run started last on any host, which a command means on all of them; empty if there is none."""
     found = (run for dummy, run in seen(results))
     newest = max(found, key=lambda run: run.get("started") or 0.0, default=None)
     return str(newest["run"]) if newest else ""
 
 
-def newest_model(results: Mapping[str, object]) -> dict[str, str]:
+def newest_model(results: Answers) -> dict[str, str]:
     """The host with the newest checkpoint of the newest training, with run and folder; empty if there is none.
 
     A fine-tuned model comes before its base.

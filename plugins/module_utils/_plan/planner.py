@@ -10,7 +10,7 @@ lasting facts of the hosts matter, not free memory, clocks or load, so the same 
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from typing import Mapping, NamedTuple, Optional, Sequence
 
 from .._contract.command_line import rank_argv, rank_environ
 from .._contract.decode import Ports
@@ -76,7 +76,7 @@ def make_plan(
     hosts: Sequence[Given],
     tolerant: bool = False,
     here: Here | None = None,
-    measured: Mapping[str, Mapping[str, Any]] | None = None,
+    measured: Mapping[str, Mapping[str, object]] | None = None,
     now: float = 0.0,
     began: float = 0.0,
 ) -> PlanOutcome:

@@ -239,7 +239,7 @@ PRECISIONS = ("fp32", "bf16")
 CLEARLY = 1.05
 
 
-def with_precision(measured: Mapping[str, Any], matmul: str) -> Mapping[str, Any]:
+def with_precision(measured: Mapping[str, Any], matmul: str) -> Mapping[str, object]:
     """A host's measurements with only this precision; empty if it measured only others."""
     if measured.get("matmul", matmul) == matmul:
         return measured

@@ -54,7 +54,7 @@ def measured_step(result: Mapping[str, object], key: str) -> Document:
 
 
 def with_link(
-    measured: Mapping[str, object], plan: Plan, links: Iterable[Mapping[str, Any]], gloo: Mapping[str, object]
+    measured: Mapping[str, object], plan: Plan, links: Iterable[Mapping[str, object]], gloo: Mapping[str, object]
 ) -> Document:
     """A host's measured step with its slowest link and the model: what the plan needs to choose the best ddp_sync, and to tell other
     depths from it."""

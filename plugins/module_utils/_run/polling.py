@@ -116,7 +116,7 @@ def run_info(
     rank: Optional[int] = None,
     lines: int = 10,
     plan: bool = False,
-    wait: Optional[Mapping[str, Any]] = None,
+    wait: Optional[Mapping[str, object]] = None,
 ) -> Dict[str, object]:
     """The state of a host's share of a run, and on request its plan (empty if missing, torn or edited).
 

@@ -69,7 +69,7 @@ class Manifest(NamedTuple):
     files: list[ManifestEntry]
 
     @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Manifest:
+    def read(cls, document: Mapping[str, object]) -> Manifest:
         """Decode a manifest; rejects paths that lead out of the folder."""
         files = []
         for kind, prefix in SECTIONS.items():

@@ -70,7 +70,7 @@ class Call(NamedTuple):
         return str(self.action._task.delegate_to or self.variables.get("inventory_hostname"))
 
     @property
-    def known(self) -> Mapping[str, Any]:
+    def known(self) -> Mapping[str, object]:
         """The variables of the host that is asked."""
         return self.variables["hostvars"][self.host] if self.action._task.delegate_to else self.variables
 

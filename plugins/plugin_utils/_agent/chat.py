@@ -19,7 +19,7 @@ from ...module_utils._contract.validate import InvalidHostData, absolute_path
 from ...module_utils._kit.printable import printable
 from ...module_utils._run.state import RunState
 from .._configuration import display_is_ours
-from .._runs import newest_model
+from .._runs import Answers, newest_model
 from .carrier import Call, decoded
 
 display = Display()
@@ -35,7 +35,7 @@ def run_models(call: Call, run: str, stage: str) -> dict[str, Any]:
     return {"models": [decoded(one, {"run": RunState}, call.host) for one in found]}
 
 
-def choose_model(call: Call, found: Mapping[str, Any]) -> dict[str, str]:
+def choose_model(call: Call, found: Answers) -> dict[str, str]:
     """Where the newest checkpoint of the newest training is, and how it is loaded there; found: what run_models returned by host."""
     model = newest_model(found)
     if not model:
@@ -44,7 +44,8 @@ def choose_model(call: Call, found: Mapping[str, Any]) -> dict[str, str]:
         advice = "train one: ansible-playbook train.yml -i INVENTORY"
         raise AnsibleActionFail(f"No host has a checkpoint to talk to{where}; {advice}")
     host, run_dir = model["host"], model["run_dir"]
-    deployed = [one.get("plan") for one in found[host]["models"] if (one.get("run") or {}).get("run_dir") == run_dir]
+    models = [one for one in (found[host] or {}).get("models") or [] if one]
+    deployed = [one.get("plan") for one in models if (run := one.get("run")) and run.get("run_dir") == run_dir]
     nodes = [node for plan in deployed for node in items(plan or {}, "nodes")]
     # The inventory may have renamed it.
     node = next((one for one in nodes if one.get("host") == host), nodes[0] if nodes else {})

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ...module_utils._contract import validate
+from ...module_utils._contract.document import Document
 from ...module_utils._contract.run_folder import RunNameError, plain_run_name
 from ...module_utils._kit.files import read_bytes, write_whole
 from ...module_utils._preflight.predict import comparison_text
 from ...module_utils._run.collected import ReportError, host_folder
 from ...module_utils._run.find import PATTERNS, SMALL, RunFile, matches, stamped, step_of
 from ...module_utils._run.report import make_report
-from .._runs import newest_model, why_no_answer
+from .._runs import Answers, newest_model, why_no_answer
 from .carrier import Call, across_sleep, decoded
 
 # Where checkpoints of trainings go that a host has set aside.
@@ -85,7 +86,7 @@ def bring(call: Call, run_dir: str, offered: Sequence[RunFile], folder: Path) ->
     return sorted(one["path"] for one in new.values())
 
 
-def run_files(call: Call, found: Mapping[str, Any], dest: str, **params: Any) -> dict[str, object]:
+def run_files(call: Call, found: Answers, dest: str, **params: Any) -> dict[str, object]:
     """Copy the new files of a run to `dest`/RUN/HOST; found: what run_info returned by host, params: those of the verb on the host.
 
     The newest checkpoint comes from the host that came furthest in the newest training of the run.
@@ -113,7 +114,7 @@ def run_files(call: Call, found: Mapping[str, Any], dest: str, **params: Any) ->
 
 
 def report(
-    call: Call, found: Mapping[str, Any], brought: Mapping[str, Any], run: str, dest: str, page: str, compare: str
+    call: Call, found: Answers, brought: Mapping[str, Document | None], run: str, dest: str, page: str, compare: str
 ) -> dict[str, object]:
     """Write the page about a collected run to dest/RUN/report.html, compared with others in dest (compare: their names).
 

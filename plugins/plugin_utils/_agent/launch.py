@@ -19,7 +19,7 @@ from ...module_utils._contract.settings import convert
 from ...module_utils._contract.settings_table import find
 from ...module_utils._run.state import RUNNING, RunState
 from ...module_utils._run.stopping import LONGEST_STOP
-from .._runs import why_no_answer
+from .._runs import Answers, RunAnswer, why_no_answer
 from .carrier import Call, decoded
 from .watch import answered_within
 
@@ -32,15 +32,14 @@ def run_info(call: Call, **params: Any) -> Answer:
     return decoded(call.ask("run_info", **call.located(params)), {"run": RunState}, call.host)
 
 
-def judge_launch(
-    call: Call, plan: Plan, evidence: Mapping[str, Any], restart: bool = False, fresh: bool = False
-) -> Answer:
+def judge_launch(call: Call, plan: Plan, evidence: Answers, restart: bool = False, fresh: bool = False) -> Answer:
     """Whether to start the run, and why; `seconds`: how long stopping what runs may take."""
-    missing = [node["host"] for node in plan["nodes"] if "run" not in (evidence.get(node["host"]) or {})]
+    answers = {node["host"]: (evidence.get(node["host"]) or {}).get("run") for node in plan["nodes"]}
+    missing = [host for host, run in answers.items() if run is None]
     if missing:
         again = "run the play again without --limit and --start-at-task"
         raise AnsibleError(f"There is no evidence about the run from {missing[0]}; {again}.")
-    runs = [evidence[node["host"]]["run"] for node in plan["nodes"]]
+    runs = [run for run in answers.values() if run]
     decision, reason = _launch_action(runs, plan["digest"], restart, fresh)
     show = "" if decision == "start" else f"The run {plan['run']} is left alone: {reason}."
     return {"decision": decision, "reason": reason, "show": show, "seconds": stop_limit(runs)}
@@ -123,7 +122,7 @@ def session_of(plan: Plan, node: Node) -> dict[str, Any]:
     }
 
 
-def take_back(call: Call, node: Node, started: Mapping[str, Any]) -> Answer:
+def take_back(call: Call, node: Node, started: Answers) -> Answer:
     """Stop node's session again, and fail, if that of any host could not be started (started: what start_session returned by host)."""
     own = started[call.host] or {}
     failed = [host for host, result in started.items() if not (result or {}).get("session")]
@@ -139,7 +138,7 @@ def take_back(call: Call, node: Node, started: Mapping[str, Any]) -> Answer:
     return {"failed": True, "msg": f"{call.host}: {why} (the other hosts were stopped again)"}
 
 
-def judge_stop(call: Call, found: Mapping[str, Any]) -> Answer:
+def judge_stop(call: Call, found: Answers) -> Answer:
     """How many seconds a stop of the run may take that was found (what run_info returned by host).
 
     Without a name, a run that is not the same on all hosts is refused.
@@ -152,7 +151,7 @@ def judge_stop(call: Call, found: Mapping[str, Any]) -> Answer:
     return {"seconds": stop_limit(runs)}
 
 
-def stop_run(call: Call, found: Mapping[str, Any], state: str, seconds: float) -> Answer:
+def stop_run(call: Call, found: RunAnswer, state: str, seconds: float) -> Answer:
     """Stop the host's share of the run that was found (what run_info returned), and see that nothing runs; `show` tells its state.
 
     state: stopped keeps the session to be read, absent removes it too.

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from ...module_utils._contract.document import items
@@ -48,14 +47,14 @@ def leave(call: Call) -> Answer:
     return {**asked, "show": show}
 
 
-def join(call: Call, others: Mapping[str, object]) -> Answer:
+def join(call: Call, others: _runs.RunAnswer) -> Answer:
     """Let the host take part again in the run that it left; others: what run_info returned on the other hosts."""
     found = run_info(call, plan=True)
     if found.get("failed"):
         return found
     run, plan = found["run"], found["plan"]
     node: Any = next((one for one in items(plan, "nodes") if one.get("host") == call.host), {})
-    meant = _runs.one_run({"others": others, call.host: found})
+    meant = _runs.one_run({"others": others, call.host: {"run": run}})
     why = ""
     if meant not in ("", run["run"]):
         why = f"its newest run is {run['run'] or 'none'}, but on the other hosts it is {meant}; say which one is meant: -e ddp_run=NAME"

@@ -33,7 +33,7 @@ def with_lock(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **read_lock(folder, params["packages"], params.get("torch_index", "auto"))}
 
 
-def check_trainer(call: Call, dest: str, src: str, venv: Mapping[str, Any]) -> dict[str, Any]:
+def check_trainer(call: Call, dest: str, src: str, venv: Mapping[str, object]) -> dict[str, Any]:
     """Tell whether files (as for trainer_files) and environment (venv: as for trainer_venv) are all there (`ready`); refuse to
     change what a training uses."""
     brought = call.ask("trainer_files", dest=dest, files=files.digests_of(files.read_tree(src)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from ...module_utils._contract.decode import believed_plans
 from ...module_utils._contract.plan import Plan
@@ -15,15 +14,16 @@ from ...module_utils._doctor.evidence import Case, RankEvidence, bundle
 from ...module_utils._doctor.judge import diagnose
 from ...module_utils._kit.printable import printable
 from .._agent.carrier import Call, decoded
-from .._runs import age
+from .._runs import Answers, age
 from .kept import keep
 
 
-def deployed_plan(call: Call, found: Mapping[str, Any]) -> dict[str, object]:
+def deployed_plan(call: Call, found: Answers) -> dict[str, object]:
     """The plan that most hosts sent with a run, of those the one of the newest training; found: what run_info returned by host."""
-    answers = [one for one in found.values() if one and one.get("plan") is not None and one.get("run")]
-    newest = sorted(answers, key=lambda one: age(one["run"]), reverse=True)
-    plans = believed_plans([one["plan"] for one in newest], call.variables["groups"]["all"])
+    answers = [one for one in found.values() if one and one.get("plan") is not None]
+    having = [(age(run), one["plan"]) for one in answers if (run := one.get("run"))]
+    newest = sorted(having, key=lambda one: one[0], reverse=True)
+    plans = believed_plans([plan for dummy, plan in newest], call.variables["groups"]["all"])
     if plans:
         return {"plan": plans[0]}
     run = call.which_run()["run"]

@@ -79,7 +79,7 @@ def judge_preflight(
     return {**document, "failed": True, "msg": why}
 
 
-def seen_on_hosts(call: Call, plan: Plan) -> dict[str, dict[str, Mapping[str, Any]]]:
+def seen_on_hosts(call: Call, plan: Plan) -> dict[str, dict[str, Mapping[str, object]]]:
     """The results of the plan's hosts, in the order of their ranks. A task that a host was not asked for counts as tried."""
     found = {}
     for node in plan["nodes"]:
@@ -128,7 +128,7 @@ def gather(call: Call, plan: Plan, seen: Seen, circumstances: Mapping[str, Any])
     )
 
 
-def is_done(result: Mapping[str, Any] | None) -> bool:
+def is_done(result: Mapping[str, object] | None) -> bool:
     """Whether there is a result of a task that was not skipped."""
     return bool(result) and not (result or {}).get("skipped")
 
@@ -144,7 +144,7 @@ def missing(seen: Seen) -> list[Finding]:
     return found
 
 
-def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> HostTries:
+def host_tries(answering: Mapping[str, object], links: Mapping[str, Any]) -> HostTries:
     """A host's results of start_responder and peer_check; what has none is that host's error."""
     failed = [
         str(one["msg"]) for key, one in (("responder", answering), ("links", links)) if "msg" in one and key not in one
