@@ -75,6 +75,10 @@ CATALOGUE: Dict[str, FindingKind] = {
         "Encryption and detours make each step wait longer; ddp_nic or ddp_address selects that network.",
         "If the hosts share a direct network, set ddp_nic to its interface.",
     ),
+    "guest-blind": _info(
+        "A guest cannot see everything that it could leave for", "ddp_polite=guest asks logind who sits at the machine.",
+        "No action needed. Limit the time of day with ddp_hours, or say when to leave by a command, ddp_away_if.",
+    ),
     "python-made": _info(
         "A Python is installed for the trainer",
         "The host has none that PyTorch supports. uv installs one below the base folder, once and without root; the system is not changed.",

@@ -12,6 +12,7 @@ from .._contract import lineage
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import INFO, WARNING
 from .._contract.plan import Node, Plan, open_ports
+from .._contract.politeness import GUEST
 from .._contract.probe import PortHolder, TrainingProcess
 from .._contract.settings_table import AUTO
 from .._contract.versions import MADE_PYTHON, VENV_BYTES
@@ -51,6 +52,10 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
     wanting = [host for host in hosts if nodes[host.name]["flags"].get("kernels") == AUTO]
     if bare := [host.name for host in wanting if host.fact("cpu", "compiler") is False]:
         yield finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH")
+    for host in hosts:
+        if host.polite == GUEST and host.fact("usage", "blind"):
+            seen = f"{host.name} has no logind, so somebody at its screen never makes it leave"
+            yield finding("guest-blind", host.name, seen)
 
 
 def unseen(host: Host, hosts: Sequence[Host]) -> Finding:

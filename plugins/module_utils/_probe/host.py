@@ -20,7 +20,7 @@ from .._kit.files import read_object
 from .._kit.logind import logind
 from .._kit.processes import user_name
 from .leftovers import data_sets, port_holders, run_facts, trainer_processes
-from .machine import cpu, desktop_users, disk, limits, memory
+from .machine import cpu, disk, limits, memory, usage
 from .network import names_and_routes, nics, read
 from .sources import folder_facts
 
@@ -79,7 +79,7 @@ def host_info(
         "data": data_sets(base),
         "folders": {path: folder_facts(path) for path in folders},
         "measured": cast(Measured, read_object(os.path.join(base, MEASURED))) or None,
-        "usage": {"graphical": desktop_users()},
+        "usage": usage(),
     }
     return {"probe": probe}
 

@@ -32,15 +32,16 @@ NETWORK_FILE_SYSTEMS = (
 )  # fmt: skip
 
 
-def desktop_users() -> list[str]:
-    """Users who are logged in graphically; none without logind."""
-    sessions = bare.tool(["loginctl", "list-sessions", "--no-legend"])[1]
+def usage() -> dict[str, list[str]]:
+    """Users who are logged in graphically, and whether logind is missing, which tells them."""
+    code, sessions, dummy = bare.tool(["loginctl", "list-sessions", "--no-legend"])
     names = [line.split()[0] for line in sessions.splitlines() if line.strip()]
     properties = ["-p%s" % name for name in ("Name", "Class", "Type", "State")]
     told = bare.tool(["loginctl", "show-session", *names, *properties])[1] if names else ""
     blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in re.split(r"\n\s*\n", told)]
     users = [one for one in blocks if one.get("Class", "").startswith("user") and one.get("State") != "closing"]
-    return sorted({one["Name"] for one in users if one.get("Type") in GRAPHICAL})
+    graphical = sorted({one["Name"] for one in users if one.get("Type") in GRAPHICAL})
+    return {"graphical": graphical, "blind": ["logind"] if code else []}
 
 
 # Processors. A matrix product is split evenly, so all threads wait for the slowest: small cores and second threads of a core cost more

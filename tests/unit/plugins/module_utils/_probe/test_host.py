@@ -73,9 +73,9 @@ def test_who_is_logged_in_graphically(monkeypatch):
         "show-session": (0, LOGINS, ""),
     }
     monkeypatch.setattr(machine.bare, "tool", lambda argv: told.get(argv[1], (127, "", "")))
-    assert machine.desktop_users() == ["lzw"]
+    assert machine.usage() == {"graphical": ["lzw"], "blind": []}
     told.clear()
-    assert machine.desktop_users() == []
+    assert machine.usage() == {"graphical": [], "blind": ["logind"]}
 
 
 def test_a_quota_of_processor_time_limits_the_cores(files):
