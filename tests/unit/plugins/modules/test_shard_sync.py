@@ -325,6 +325,14 @@ def test_an_entry_that_is_none_is_refused(sync, master, more):
     assert told["failed"] and told["msg"].startswith("worker: the manifest's entry"), told
 
 
+def test_an_error_of_the_file_system_is_told_with_host_and_file(sync, monkeypatch):
+    def full(request):
+        raise OSError(errno.ENOSPC, "No space left on device", "/data/shard_00001.parquet")
+
+    monkeypatch.setitem(shard_sync.STATES, "synced", full)
+    assert sync()["msg"] == "worker: /data/shard_00001.parquet: No space left on device"
+
+
 def test_a_number_in_place_of_the_entries_is_refused(sync, master):
     master.manifest["shards"] = 5
     assert sync()["msg"].startswith("worker: the manifest's entry 5 below shards is not")
