@@ -27,8 +27,8 @@ MODEL = {"run_dir": "/srv/my runs/d4", "trainer_dir": "/srv/trainer", "python": 
 SSH = {"host": "192.168.1.11", "remote_user": "xiaoxin", "port": 2222, "password": "secret"}
 
 
-def talk(monkeypatch: pytest.MonkeyPatch, connection: str, **options: Any) -> dict[str, Any]:
-    monkeypatch.setattr(chat, "display_is_ours", lambda: True)
+def talk(monkeypatch: pytest.MonkeyPatch, connection: str, ours: bool = True, **options: Any) -> dict[str, Any]:
+    monkeypatch.setattr(chat, "display_is_ours", lambda: ours)
     context = PlayContext()
     context.remote_addr = "laptop"
     made = connection_loader.get(connection, context, os.devnull)
@@ -44,6 +44,13 @@ def test_over_ssh_with_the_connections_own_options(monkeypatch):
     assert "ServerAliveInterval=7" in argv and "Port=2222" in argv and 'User="xiaoxin"' in argv
     assert shlex.split(result["line"]) == argv and result["remote"]
     assert "secret" not in result["line"] and "sshpass" not in result["line"]
+
+
+def test_under_another_display_the_line_is_printed(monkeypatch):
+    printed: list[str] = []
+    monkeypatch.setattr(chat.display, "display", printed.append)
+    result = talk(monkeypatch, "local", ours=False)
+    assert printed == [f"Run this to chat with the model:\n{result['line']}"]
 
 
 def test_on_the_controller_and_where_neither_leads(monkeypatch):

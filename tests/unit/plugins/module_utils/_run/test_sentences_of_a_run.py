@@ -70,6 +70,11 @@ def test_why_it_ended_on_a_host(state: str, word: dict[str, Any], words: str) ->
     assert said.startswith(words) if words else said == ""
 
 
+def test_the_restart_of_a_keeper_is_told() -> None:
+    revived = run_of(keeper("training", 2, "desktop"), revived=2, died_of="signal 9")
+    assert "the keeper of desktop was restarted 2 times; it last died of signal 9" in told(desktop=revived)
+
+
 def test_the_error_that_a_rank_only_heard_of_is_not_told_in_its_name() -> None:
     ended = {"state": "crashed", "exit_code": 1}
     heard = run_of(None, rank=0, error="rank 1 is gone", end_cause="peer-lost", end_blames=[1], **ended)
