@@ -205,4 +205,4 @@ def believed_plans(found: Sequence[Any], hosts: Collection[str]) -> list[Deploye
             plan = decode(DeployedPlan, one)
             plans += [plan] if any(node["host"] in hosts for node in plan["nodes"]) else []
     digests = [digest_of(plan) for plan in plans]
-    return sorted(plans, key=lambda plan: -digests.count(digest_of(plan)))
+    return [plan for dummy, plan in sorted(zip(digests, plans), key=lambda pair: -digests.count(pair[0]))]

@@ -242,6 +242,5 @@ class Probe(TypedDict):
     data: List[DataSet]  # data sets in the store
     folders: Dict[str, Folder]  # for each of the folders asked for, its kind (folder, file or absent) and what it holds
     measured: Optional[Measured]  # what was measured on this host before, or `null`
-    usage: Dict[
-        str, List[PlainWord]
-    ]  # graphical: users who are logged in graphically; blind: logind where it is missing
+    # graphical: users who are logged in graphically; blind: logind where it is missing
+    usage: Dict[str, List[PlainWord]]
