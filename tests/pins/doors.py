@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
 from ansible_collections.nanochat.ddp.tests.pins.run_folders import RunFolders
@@ -301,6 +302,9 @@ _VARIABLES = {
     "ddp_base_dir": "{{ pin_root }}/{{ inventory_hostname }}", "ddp_results_dir": "{{ pin_root }}/results",
 }  # fmt: skip
 HOSTS = ("desktop", "laptop", "tower")
+# The task of playbook status that prints; again for people, it prints what the whole playbook has found for programs.
+STATUS = yaml.safe_load((ROOT / "playbooks" / "status.yml").read_text(encoding="utf-8"))[0]["tasks"]
+PRINT = [task for task in STATUS if "ansible.builtin.debug" in task]
 
 
 def played(folder: Path, plays: Iterable[Case], hosts: Iterable[str]) -> list[list[str]]:
@@ -347,7 +351,6 @@ def looks(built: Any) -> list[dict[str, Any]]:
     hosts = ",".join(node["host"] for node in built.plan["nodes"])
     off = [node["host"] for node in built.plan["nodes"] if built.case["hosts"].get(node["host"], {}).get("off")]
     known = {**_VARIABLES, "target": hosts, "pin_root": str(built.root), "pin_off": off}
-    status = {"ansible.builtin.import_playbook": "nanochat.ddp.status"}
     controller = {"watch": True, "results_dir": f"{built.root}/results"}
     role = "ansible.builtin.import_role"
     doctor = [
@@ -362,8 +365,8 @@ def looks(built: Any) -> list[dict[str, Any]]:
     play = {"hosts": hosts, "gather_facts": False, "vars": {**known, "ddp_controller": controller}}
     quiet = {"rescue": [{"ansible.builtin.meta": "clear_host_errors"}]}
     return [
-        {**status, "vars": {**known, "ddp_json": True}},
-        {**status, "vars": known},
+        {"ansible.builtin.import_playbook": "nanochat.ddp.status", "vars": {**known, "ddp_json": True}},
+        {**play, "tasks": PRINT},
         {**play, "tasks": [{"block": doctor, **quiet}]},
         *(
             [{**play, "vars": {**play["vars"], "ddp_plan": built.plan}, "tasks": [{"block": watch, **quiet}, told]}]

@@ -13,6 +13,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 
 from ...module_utils._contract.findings import PlanError
+from . import launch  # nearly every playbook asks for runs: imported once, before Ansible forks a process for each task and host
 from .carrier import HOST_VERBS, Call, decoded, read_sources
 
 Answer = dict[str, Any]
