@@ -13,7 +13,6 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 
 from ...module_utils._contract.findings import PlanError
-from . import launch  # nearly every playbook asks for runs: imported once, before Ansible forks a process for each task and host
 from .carrier import HOST_VERBS, Call, decoded, read_sources
 
 Answer = dict[str, Any]
@@ -33,6 +32,8 @@ FILES = {
 }
 FILE_OF = {verb: file for file, found in FILES.items() for verb in found}
 read_sources()
+# What nearly every playbook asks for: once, before Ansible forks a process for each task and host.
+importlib.import_module(f"..{FILE_OF['run_info']}", __package__)
 
 
 def answer(call: Call, verb: str, params: Mapping[str, object]) -> Answer:
