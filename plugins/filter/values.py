@@ -12,8 +12,10 @@ from typing import Any
 
 from ..module_utils._contract import validate
 from ..module_utils._contract.document import section
+from ..module_utils._contract.plan import Node
 from ..module_utils._contract.settings_table import find
 from ..module_utils._kit.printable import printable
+from ..module_utils._preflight.peer_check import LinkTry
 from ..module_utils._run import table as run_table
 from ..module_utils._run.state import RUNNING
 from ..plugin_utils._display.terminal import width
@@ -50,11 +52,11 @@ def results_dir(given: str) -> str:
 
 
 def shard_chain(
-    servers: Mapping[str, object], links: Mapping[str, Any], nodes: Iterable[Any], first: str
+    servers: Mapping[str, object], links: Mapping[str, Mapping[str, list[LinkTry]]], nodes: Iterable[Node], first: str
 ) -> list[dict[str, Any]]:
     """The shard servers of the hosts in the order in which these hand files on: the first host, then the fastest, Wi-Fi last."""
 
-    def slowness(node: Mapping[str, Any]) -> tuple[bool, bool, float]:
+    def slowness(node: Node) -> tuple[bool, bool, float]:
         wifi = str(node.get("nic") or "").startswith("wl")
         tried = (links.get(node["host"]) or {}).get("links") or []
         fastest = max((rate for link in tried if (rate := link["bandwidth_mbit"])), default=math.inf)

@@ -193,6 +193,9 @@ class Measured(TypedDict, total=False):
     tokens_per_second: Duration
     products: Dict[str, Measured]  # by precision, if several were tried
     link: Dict[str, Duration]  # the slowest, in Mbit/s and milliseconds
+    matmul: str
+    model: Dict[str, object]
+    device_batch: int
 
 
 class Route(TypedDict):

@@ -16,7 +16,7 @@ from .._contract import validate
 from .._contract.document import value_at
 from .._contract.findings import Finding, finding
 from .._contract.politeness import LOW, OFF
-from .._contract.probe import Python, Route
+from .._contract.probe import Measured, Python, Route
 from .._contract.run_folder import PYTHON_FOLDER, PYTHON_IN_FOLDER
 from .._contract.settings_table import AUTO, HostSettings
 from .._contract.versions import MADE_PYTHON, PYTHONS
@@ -34,7 +34,7 @@ class Host(NamedTuple):
     probe: Mapping[str, Any]
     error: str = ""  # why the probe is missing
     reach: str | None = None  # how other hosts would address it; None for a node that the controller runs on itself
-    measured: Mapping[str, Any] = MappingProxyType({})  # from the last rehearsal or the one before this plan
+    measured: Measured = Measured()  # from the last rehearsal or the one before this plan
     kept: Mapping[str, Any] = MappingProxyType({})  # facts of the resumed run
     login: str = ""  # the command that logs in there
 

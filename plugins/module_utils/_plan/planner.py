@@ -10,7 +10,7 @@ lasting facts of the hosts matter, not free memory, clocks or load, so the same 
 from __future__ import annotations
 
 import os
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import Mapping, NamedTuple, Optional, Sequence, cast
 
 from .._contract.command_line import rank_argv, rank_environ
 from .._contract.decode import Ports
@@ -20,6 +20,7 @@ from .._contract.findings_table import ERROR
 from .._contract.lineage import Launched
 from .._contract.plan import Given, Here, Node, Plan, Training
 from .._contract.politeness import GUEST
+from .._contract.probe import Measured
 from .._contract.settings import Asked, resolve
 from .._contract.validate import HIGHEST_PORT, LOWEST_PORT
 from . import budget, command, data_set, host_checks, model_memory, settings_checks, stages, trainings
@@ -76,7 +77,7 @@ def make_plan(
     hosts: Sequence[Given],
     tolerant: bool = False,
     here: Here | None = None,
-    measured: Mapping[str, Mapping[str, object]] | None = None,
+    measured: Mapping[str, Measured] | None = None,
     now: float = 0.0,
     began: float = 0.0,
 ) -> PlanOutcome:
@@ -92,7 +93,7 @@ def make_plan(
     known = []
     for host in hosts:
         name, probe = host["name"], host.get("probe") or {}
-        found = measured[name] if name in measured else section(probe, "measured")
+        found = measured[name] if name in measured else cast(Measured, section(probe, "measured"))
         kept = {} if asked.run.fresh else section(probe, "run")
         error, reach, login = host.get("error") or "", host.get("reach"), host.get("login") or ""
         known.append(Host(name, asked.hosts[name], probe, error, reach, found, kept, login))

@@ -12,9 +12,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .._contract.plan import Model, Plan
+from .._contract.probe import Measured
 from .._contract.settings_table import AUTO
 from .._rules.model_size import LAYER_MATRICES
 from .._rules.ways import WAYS, choose_head, fits, most_bytes
@@ -197,13 +198,21 @@ def unhidden_seconds(link: Link, sent: float, computing: float) -> float:
     return max(FELT_SHARE * wire, wire - HIDDEN_SHARE * computing)
 
 
-def speeds_of(hosts: Sequence[str], measured: Mapping[str, Any]) -> List[Speed]:
+def speeds_of(hosts: Sequence[str], measured: Mapping[str, Measured]) -> List[Speed]:
     """The measured steps in the order of these hosts; empty if one is missing."""
-    found = [(host, measured.get(host) or {}) for host in hosts]
+    found: List[Tuple[str, Measured]] = [(host, measured.get(host) or {}) for host in hosts]
     if not all("pass_seconds" in one for dummy, one in found):
         return []
-    parts = ("pass_seconds", "adamw_seconds", "muon_seconds", "muon_half_seconds")
-    return [Speed(host, *(one.get(part, 0.0) for part in parts)) for host, one in found]
+    return [
+        Speed(
+            host,
+            one["pass_seconds"],
+            one.get("adamw_seconds", 0.0),
+            one.get("muon_seconds", 0.0),
+            one.get("muon_half_seconds", 0.0),
+        )
+        for host, one in found
+    ]
 
 
 # The choice of auto
@@ -222,7 +231,7 @@ def choose_sync(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> 
     return next(kind for kind, seconds in steps.items() if NEARLY_AS_FAST * seconds <= fastest)
 
 
-def links_of(measured: Sequence[Mapping[str, Any]]) -> Optional[Link]:
+def links_of(measured: Sequence[Measured]) -> Optional[Link]:
     """The slowest link measured by each host; None unless every host measured."""
     links = [one["link"] for one in measured if one.get("link") and one["link"].get("mbit")]
     if not links or len(links) < len(measured):
@@ -239,7 +248,7 @@ PRECISIONS = ("fp32", "bf16")
 CLEARLY = 1.05
 
 
-def with_precision(measured: Mapping[str, Any], matmul: str) -> Mapping[str, object]:
+def with_precision(measured: Measured, matmul: str) -> Measured:
     """A host's measurements with only this precision; empty if it measured only others."""
     if measured.get("matmul", matmul) == matmul:
         return measured
@@ -247,7 +256,7 @@ def with_precision(measured: Mapping[str, Any], matmul: str) -> Mapping[str, obj
     return {**measured, **found} if found else {}
 
 
-def speeds_together(measured: Sequence[Mapping[str, Any]]) -> Dict[str, float]:
+def speeds_together(measured: Sequence[Measured]) -> Dict[str, float]:
     """Combined tokens per second of all hosts, for each precision that every host tried."""
     tried = [one.get("products") or {} for one in measured]
     speeds = {matmul: [one.get(matmul, {}).get("tokens_per_second") or 0.0 for one in tried] for matmul in PRECISIONS}

@@ -31,6 +31,17 @@ class HostTries(TypedDict):
     error: str
 
 
+class Firewall(TypedDict, total=False):
+    """The fields of the answer of peer_firewall that preflight reads."""
+
+    backend: str
+    commands: list[str]
+    rules: list[str]
+    foreign: list[str]
+    if_closed: list[str]
+    needs_root: bool
+
+
 class PreflightEvidence(NamedTuple):
     """Everything known by host: probes, tries (from start_responder and peer_check), firewalls (predicted by
     peer_firewall), gloo (the all-reduce). Hosts may be missing and mappings empty."""
@@ -38,7 +49,7 @@ class PreflightEvidence(NamedTuple):
     plan: Plan
     probes: Mapping[str, Document]
     tries: Mapping[str, HostTries] = {}
-    firewalls: Mapping[str, Mapping[str, Any]] = {}
+    firewalls: Mapping[str, Firewall] = {}
     gloo: Mapping[str, Document] = {}
     plan_findings: Sequence[Finding] = ()
     # Whether the network step still comes, which opens closed ports.
@@ -239,7 +250,7 @@ def password_remedy(evidence: PreflightEvidence, host: str, commands: Sequence[s
     return f"Add -K (--ask-become-pass) if the user's password allows sudo; otherwise {by_owner}"
 
 
-def opening_remedy(evidence: PreflightEvidence, host: str, firewall: Mapping[str, Any]) -> str:
+def opening_remedy(evidence: PreflightEvidence, host: str, firewall: Firewall) -> str:
     """How to open a host's ports if root is available."""
     by_hand = f"On {host}: {' ; '.join(firewall['commands'])}"
     # The rehearsal follows the step that opens them, so that was skipped or had no effect.
@@ -248,7 +259,7 @@ def opening_remedy(evidence: PreflightEvidence, host: str, firewall: Mapping[str
     return f"train.yml opens them automatically; to do only that now, add --tags network. By hand: {by_hand[0].lower()}{by_hand[1:]}"
 
 
-def other_firewalls(evidence: PreflightEvidence, host: str, link: LinkTry, firewall: Mapping[str, Any]) -> str:
+def other_firewalls(evidence: PreflightEvidence, host: str, link: LinkTry, firewall: Firewall) -> str:
     """Known facts about what else stops the packets."""
     peer = link["host"]
     if any(port["error"] == FORBIDDEN for port in link["ports"]):

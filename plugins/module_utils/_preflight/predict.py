@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, TypedDict
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, TypedDict
 
 from .._contract.decode import decode
 from .._contract.document import Document
@@ -20,7 +20,9 @@ from .._kit.words import bytes_text, seconds_text, speed_text, table
 from .._plan.step_model import WIRE_SHARE, Link, Speed, StepJob, choose_sync, fastest_precision, job_of, predict
 from .._rules.shares import share_rows
 from .._rules.ways import WAYS
+from .._run.health import Run
 from .._run.metrics import finite, json_lines
+from .peer_check import LinkTry
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
 MOST_DOUBLINGS = 10  # of the batch
@@ -54,7 +56,7 @@ def measured_step(result: Mapping[str, object], key: str) -> Document:
 
 
 def with_link(
-    measured: Mapping[str, object], plan: Plan, links: Iterable[Mapping[str, object]], gloo: Mapping[str, object]
+    measured: Mapping[str, object], plan: Plan, links: Iterable[LinkTry], gloo: Mapping[str, object]
 ) -> Document:
     """A host's measured step with its slowest link and the model: what the plan needs to choose the best ddp_sync, and to tell other
     depths from it."""
@@ -63,19 +65,20 @@ def with_link(
     return {**measured, **kept, "model": dict(plan["model"]), "device_batch": plan["training"]["device_batch"]}
 
 
-def slowest_link(links: Iterable[Mapping[str, Any]], gloo: Iterable[Mapping[str, object]]) -> Optional[Link]:
+def slowest_link(links: Iterable[LinkTry], gloo: Iterable[Mapping[str, object]]) -> Optional[Link]:
     """The link that every step waits for, by these links and by what the all-reduces on their hosts measured."""
-    known, reduced = [link for link in links if link.get("bandwidth_mbit")], list(gloo)
+    known = [(rate, link["latency_ms"] or 0.0) for link in links if (rate := link["bandwidth_mbit"])]
+    reduced = list(gloo)
     if not known:
         return None
     rates = [rate for one in reduced if (rate := finite(one.get("bandwidth_mbit"))) and rate > 0]
     by_gloo = min(rates, default=0.0) / WIRE_SHARE
     # Both ends also send in an all-reduce; a busy CPU lowers either measurement, so the better one counts.
-    rate = min(max(link["bandwidth_mbit"], by_gloo) for link in known)
+    rate = max(min(known)[0], by_gloo)
     if by_gloo and rate > FAST_LINE:
         rate = min(rate, by_gloo)
     message = max([0.0, *(finite(one.get("message_ms")) or 0.0 for one in reduced)])
-    return Link(round(rate, 1), max(link["latency_ms"] or 0.0 for link in known), message)
+    return Link(round(rate, 1), max(late for dummy, late in known), message)
 
 
 class Outlook(TypedDict):
@@ -260,7 +263,7 @@ def choice(name: str, taken: str, best: str, why: str) -> str:
     return f"  {name} auto is {taken} in this plan, and {best} in a new run: {why}. A run that has begun changes with -e {name}={best}"
 
 
-def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]]) -> str:
+def comparison_text(predicted: Outlook, happened: Mapping[str, Run]) -> str:
     """The prediction compared with the result (host -> run_info); empty if there is none, or after few steps."""
     told = [run for run in happened.values() if run["steps_counted"] >= FEWEST_STEPS]
     speeds = [run["tokens_per_second_mean"] for run in told if run.get("tokens_per_second_mean")]

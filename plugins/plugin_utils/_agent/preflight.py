@@ -108,7 +108,7 @@ def measure_step(call: Call, plan: Plan, seconds: float) -> dict[str, Any]:
 
 
 def keep_measured(
-    call: Call, plan: Plan, step: Mapping[str, Any], links: Mapping[str, Any], gloo: Document
+    call: Call, plan: Plan, step: Mapping[str, Any], links: Mapping[str, list[LinkTry]], gloo: Document
 ) -> dict[str, Any]:
     """Add what was measured of the host's links to its step, and keep both on the host for the next plan."""
     node = own_part(call, plan)

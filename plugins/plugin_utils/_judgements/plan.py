@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -19,6 +18,7 @@ from ansible.utils.display import Display
 
 from ...module_utils._contract.findings import PlanError, finding
 from ...module_utils._contract.plan import Conversations, Given, Here
+from ...module_utils._contract.probe import Measured
 from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, RunSettings
 from ...module_utils._kit.printable import printable
 from ...module_utils._plan import budget, planner, stages
@@ -57,7 +57,7 @@ def make_plan(
     call: Call,
     hosts: Sequence[str],
     tolerant: bool = False,
-    measured: Mapping[str, Mapping[str, Any]] | None = None,
+    measured: Mapping[str, Mapping[str, Measured]] | None = None,
     show: str = "none",
     file: str | None = None,
 ) -> dict[str, object]:

@@ -15,10 +15,11 @@ from ansible.utils.display import Display
 from ...module_utils._contract.findings import Finding, finding
 from ...module_utils._contract.findings_table import ERROR, INFO
 from ...module_utils._contract.plan import Plan
+from ...module_utils._contract.probe import Measured
 from ...module_utils._kit.printable import printable
 from ...module_utils._kit.words import DASH, plural, table
 from ...module_utils._plan.step_model import Link, speeds_of, speeds_together, with_precision
-from ...module_utils._preflight.judge import HostTries, PreflightEvidence, in_order, judge, load, ways_to
+from ...module_utils._preflight.judge import Firewall, HostTries, PreflightEvidence, in_order, judge, load, ways_to
 from ...module_utils._preflight.peer_check import closed_ports
 from ...module_utils._preflight.predict import Outlook, advice, outlook, prediction_text, program_answer, slowest_link
 from .._agent.carrier import Call
@@ -47,7 +48,7 @@ def judge_links(call: Call, plan: Plan, rates: bool) -> dict[str, object]:
     evidence = gather(call, plan, seen, {})
     is_open = not any(closed_ports(link) for dummy, link in evidence.links())
     # What was to be opened is open.
-    opened = {host: {**found, "commands": []} for host, found in evidence.firewalls.items()}
+    opened: dict[str, Firewall] = {host: {**found, "commands": []} for host, found in evidence.firewalls.items()}
     ways = {host: ways_to(evidence._replace(firewalls=opened), host) for host in seen}
     return {"open": is_open, "measured": is_open and rates, "ways": ways}
 
@@ -112,7 +113,7 @@ def print_results(how: str, evidence: PreflightEvidence, document: Mapping[str, 
 def gather(call: Call, plan: Plan, seen: Seen, circumstances: Mapping[str, Any]) -> PreflightEvidence:
     """The evidence of every host, as input of the judgement."""
     hostvars = call.variables["hostvars"]
-    firewalls = {host: hostvars[host].get(FIREWALL) or {} for host in seen}
+    firewalls = {host: hostvars[host].get(FIREWALL) or Firewall() for host in seen}
     gloo = {host: pieces["gloo"] for host, pieces in seen.items() if is_done(pieces.get("gloo"))}
     return PreflightEvidence(
         plan=plan,
@@ -152,7 +153,7 @@ def host_tries(answering: Mapping[str, object], links: Mapping[str, Any]) -> Hos
     return {"links": links.get("links") or [], "error": next(iter(failed), "")}
 
 
-def measured_on(seen: Seen) -> dict[str, Mapping[str, object]]:
+def measured_on(seen: Seen) -> dict[str, Measured]:
     """Each host's measurements of its step; empty if there are none."""
     return {host: pieces.get("step", {}).get("measured") or {} for host, pieces in seen.items()}
 
