@@ -22,7 +22,7 @@ SYSTEMS=(bookworm trixie testing)
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
 EVERY_TIME=("integration,pins+trainer,cores,docs+lint,unit,molecule:site")
 # `all` runs these behind it.
-THE_REST=("molecule:no_sudo,molecule:restart,molecule:firewalls,firewall_pins" "molecule:mixed+molecule:membership,long" "storm+cores:all,systems")
+THE_REST=("molecule:membership,molecule:no_sudo+storm,molecule:restart,molecule:firewalls,molecule:mixed,firewall_pins" "long,cores:all+systems")
 
 need_tools() {
     need_packages shellcheck tcsh fish tmux iproute2 procps rsync nftables iptables
@@ -165,7 +165,8 @@ host_tests() {
     mkdir -p "$CACHE/ansible-of-hosts"
     ln -sfn "$("$CACHE/core-$2/bin/python" -c 'import ansible; print(ansible.__path__[0])')" "$CACHE/ansible-of-hosts/ansible"
     mapfile -t controllers < <(grep -rlE 'ddp\.plugins(\.| import )(action|callback|filter|plugin_utils)|def test_.*\bagent\b' tests/unit/plugins/module{s,_utils})
-    PYTHONPATH=$COLLECTIONS:$CACHE/ansible-of-hosts "$VENV/bin/python" -m pytest -q -m "not long" "${TWICE[@]}" -p no:cacheprovider "${controllers[@]/#/--ignore=}" \
+    # Few random cases: another Python changes none of the decisions that they try.
+    SCHEDULES=100 NANOCHAT_DDP_CASES=30 PYTHONPATH=$COLLECTIONS:$CACHE/ansible-of-hosts "$VENV/bin/python" -m pytest -q -m "not long" "${TWICE[@]}" -p no:cacheprovider "${controllers[@]/#/--ignore=}" \
         tests/unit/plugins/module{s,_utils}
 }
 

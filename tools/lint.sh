@@ -23,20 +23,23 @@ yamllint -s .
 step "words"
 python tools/check_words.py
 
+# What mypy has read of libraries is kept from one checkout to the next.
+READ=$CACHE/mypy
+
 step "mypy: plugins"
 COLLECTIONS=$ROOT/.ansible/collections
-(cd "$COLLECTIONS" && MYPYPATH=$COLLECTIONS mypy --config-file "$ROOT/pyproject.toml" ansible_collections/nanochat/ddp/plugins)
+(cd "$COLLECTIONS" && MYPYPATH=$COLLECTIONS mypy --cache-dir "$READ/collection" --config-file "$ROOT/pyproject.toml" ansible_collections/nanochat/ddp/plugins)
 
 step "mypy: trainer"
 # From its own folder, in which the trainer is found when it runs; hosts may have Python 3.10.
-(cd trainer && "$TRAINER_VENV/bin/python" -m mypy --config-file ../pyproject.toml --python-version 3.10 nanochat scripts)
+(cd trainer && "$TRAINER_VENV/bin/python" -m mypy --cache-dir "$READ/trainer" --config-file ../pyproject.toml --python-version 3.10 nanochat scripts)
 
 step "mypy: tests, benches and tools"
 # Fakes and plain dicts stand in for the collection's types; the trainer's tests do without.
 checked=(tests/unit tests/integration tests/cores tests/pins tests/testinfra tools bench)
-(cd "$COLLECTIONS" && MYPYPATH=$COLLECTIONS mypy --config-file "$ROOT/tests/mypy.ini" --disable-error-code arg-type \
+(cd "$COLLECTIONS" && MYPYPATH=$COLLECTIONS mypy --cache-dir "$READ/collection" --config-file "$ROOT/tests/mypy.ini" --disable-error-code arg-type \
     "${checked[@]/#/ansible_collections/nanochat/ddp/}")
-(cd tests/trainer && MYPYPATH=$ROOT/trainer "$TRAINER_VENV/bin/python" -m mypy --config-file ../mypy.ini .)
+(cd tests/trainer && MYPYPATH=$ROOT/trainer "$TRAINER_VENV/bin/python" -m mypy --cache-dir "$READ/trainer-tests" --config-file ../mypy.ini .)
 
 step "ansible-lint"
 ANSIBLE_CONFIG=ansible.cfg ansible-lint --offline -q

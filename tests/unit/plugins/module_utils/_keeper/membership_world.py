@@ -81,8 +81,9 @@ class Checks:
             return
         crashed = [one for one in hosts.values() if one.crashes]
         several = len(crashed) > 1 and sum(one.crashes for one in crashed) >= 3
-        others = set(self.rules.hosts) - {*self.gave_up, *host.own.public.left}
-        too_few = self.gave_up and not may_train(self.rules, others, host.own.public.left)
+        # Also those of whose leaving this host has not heard; it may have heard of one who gave up for that.
+        left = [*host.own.public.left, *(name for name, one in hosts.items() if one.own.public.state == m.LEFT)]
+        too_few = self.gave_up and not may_train(self.rules, set(self.rules.hosts) - {*self.gave_up, *left}, left)
         assert several or too_few, "one host's errors ended the run for another"
 
     def each_step_once(self, host):
