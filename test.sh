@@ -239,7 +239,8 @@ run_row() {
     return $worst
 }
 
-# run_together PART,PART+PART...: rows of parts, all rows at the same time.
+# run_together PART,PART+PART...: rows of parts, all rows at the same time. What fails is kept, since the rest of `all` goes on.
+FAILED=()
 run_together() {
     local folder row pids=() failed=0
     folder=$(mktemp -d)
@@ -256,7 +257,7 @@ run_together() {
         wait "$row" || failed=1
     done
     trap - INT TERM
-    [ $failed = 0 ] || die "Failed: $(paste -sd ' ' "$folder/failed")."
+    [ $failed = 0 ] || mapfile -t -O ${#FAILED[@]} FAILED <"$folder/failed"
     rm -r "$folder"
 }
 
@@ -289,6 +290,8 @@ main() {
         esac
         say "== $part done, ${SECONDS} s since the start"
     done
+    part=${FAILED[*]}
+    [ -z "$part" ] || die "Failed: $part."
     say "All passed: ${parts[*]}."
 }
 
