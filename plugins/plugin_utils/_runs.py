@@ -103,13 +103,19 @@ def is_local(known: Mapping[str, object]) -> bool:
     return known.get("ansible_connection") in ("local", "ansible.builtin.local")
 
 
-def command_on(host: str, known: Mapping[str, object], argv: Sequence[str] = ()) -> str:
-    """The command line for a person who runs a program on a host, or logs in, by the variables with which Ansible reaches it."""
+def command_on(host: str, known: Mapping[str, object], argv: Sequence[str] = (), forwarding: Sequence[str] = ()) -> str:
+    """The command line for a person who runs a program on a host, logs in or forwards a port (ssh's options for that), by the variables
+    with which Ansible reaches it."""
     if is_local(known):
         return shlex.join(argv)
     key = known.get("ansible_ssh_private_key_file") or known.get("ansible_private_key_file")
     port, user = known.get("ansible_port"), known.get("ansible_user")
     more = [str(known[name]) for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args") if known.get(name)]
     target = f"{user}@{known.get('ansible_host') or host}" if user else str(known.get("ansible_host") or host)
-    options = [*(["-i", str(key)] if key else []), *(["-p", str(port)] if port else []), *shlex.split(" ".join(more))]
+    options = [
+        *forwarding,
+        *(["-i", str(key)] if key else []),
+        *(["-p", str(port)] if port else []),
+        *shlex.split(" ".join(more)),
+    ]
     return shlex.join(["ssh", *options, target, *([shlex.join(argv)] if argv else [])])

@@ -21,7 +21,7 @@ from ...module_utils._kit.files import locked
 from ...module_utils._session.tracker import NAME as TRACKER
 from ...module_utils._trainer import files
 from ...module_utils._trainer.venv import uv_beside
-from .._runs import is_local
+from .._runs import command_on
 from .._wheels import TRAINER, bring_uv, bring_wheels, cache_folder, read_lock
 from .carrier import Call, decoded
 
@@ -120,9 +120,9 @@ def start_tracker(call: Call) -> dict[str, Any]:
         return made
     names = list(dict.fromkeys(["localhost", "127.0.0.1", node["address"], plan["master"]["host"]]))
     started = call.ask("start_tracker", path=folder, venv_dir=f"{folder}/venv", port=port, names=names)
-    show, reached = f"MLflow: http://127.0.0.1:{port} on {call.host}", call.variable("ansible_host") or call.host
-    if not is_local({"ansible_connection": call.variable("ansible_connection")}):
-        show += f"; from here: ssh -N -L {port}:127.0.0.1:{port} {reached}"
+    known = call.variables["hostvars"][call.host]
+    from_here = command_on(call.host, known, forwarding=["-N", "-L", f"{port}:127.0.0.1:{port}"])
+    show = f"MLflow: http://127.0.0.1:{port} on {call.host}{f'; from here: {from_here}' if from_here else ''}"
     return {**started, "changed": made["changed"] or started["changed"], "show": "" if call.check else show}
 
 

@@ -49,6 +49,7 @@ LOG = "/srv/my runs/rank1.log"
 def test_a_command_for_a_host_is_reached_as_ansible_reaches_it(known, words):
     *before, command = shlex.split(command_on("laptop", known, ["tail", "-F", LOG]))
     assert before == words and shlex.split(command) == ["tail", "-F", LOG]
+    assert shlex.split(command_on("laptop", known, forwarding=["-N"])) == ["ssh", "-N", *words[1:]]
 
 
 def test_a_command_for_this_machine_needs_no_ssh():
