@@ -8,18 +8,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..module_utils._contract import validate
 from ..module_utils._contract.document import section
-from ..module_utils._contract.plan import Node
 from ..module_utils._contract.settings_table import find
 from ..module_utils._kit.printable import printable
-from ..module_utils._preflight.peer_check import LinkTry
 from ..module_utils._run import table as run_table
 from ..module_utils._run.state import RUNNING
 from ..plugin_utils._display.terminal import width
 from ..plugin_utils._runs import command_on, one_run, seen_of, whole_path, why_no_answer
+
+if TYPE_CHECKING:
+    from ..module_utils._contract.plan import Node
+    from ..module_utils._preflight.peer_check import LinkTry
 
 
 def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str, default: Any = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, TypedDict
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, TypedDict
 
 from .._contract.decode import decode
 from .._contract.document import Document
@@ -20,9 +20,11 @@ from .._kit.words import bytes_text, seconds_text, speed_text, table
 from .._plan.step_model import WIRE_SHARE, Link, Speed, StepJob, choose_sync, fastest_precision, job_of, predict
 from .._rules.shares import share_rows
 from .._rules.ways import WAYS
-from .._run.health import Run
 from .._run.metrics import finite, json_lines
-from .peer_check import LinkTry
+
+if TYPE_CHECKING:
+    from .._run.health import Run
+    from .peer_check import LinkTry
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
 MOST_DOUBLINGS = 10  # of the batch

@@ -32,8 +32,6 @@ FILES = {
 }
 FILE_OF = {verb: file for file, found in FILES.items() for verb in found}
 read_sources()
-# What nearly every playbook asks for: once, before Ansible forks a process for each task and host.
-importlib.import_module(f"..{FILE_OF['run_info']}", __package__)
 
 
 def answer(call: Call, verb: str, params: Mapping[str, object]) -> Answer:
@@ -55,6 +53,10 @@ def on_controller(verb: str) -> Callable[..., Answer] | None:
         return None
     found: Callable[..., Answer] = getattr(importlib.import_module(f"..{FILE_OF[verb]}", __package__), verb)
     return found
+
+
+# Nearly every playbook asks for it: imported once, before Ansible forks a process for each task and host.
+on_controller("run_info")
 
 
 def host_info(call: Call, asked: Mapping[str, object]) -> Answer:
