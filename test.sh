@@ -22,7 +22,7 @@ SYSTEMS=(bookworm trixie testing)
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
 EVERY_TIME=("integration,pins+trainer,cores,docs+lint,unit,molecule:site")
 # `all` runs these behind it.
-THE_REST=("molecule:membership,molecule:no_sudo+storm,molecule:restart,molecule:firewalls,molecule:mixed,firewall_pins" "long,cores:all+systems")
+THE_REST=("molecule:membership,molecule:no_sudo+lint:all,storm,molecule:restart,molecule:firewalls,molecule:mixed,firewall_pins" "long,cores:all+systems")
 
 need_tools() {
     need_packages shellcheck tcsh fish tmux iproute2 procps rsync nftables iptables
@@ -46,8 +46,8 @@ need_trainer_venv() {
 
 run_lint() {
     need_trainer_venv
-    local importer
-    importer=$(need_venv importer "$ROOT/tools/requirements/importer.txt" && echo "$VENV")
+    local importer=
+    [ "${1:-}" != all ] || importer=$(need_venv importer "$ROOT/tools/requirements/importer.txt" && echo "$VENV")
     tools/lint.sh "$TRAINER_VENV" "$importer"
 }
 
@@ -271,8 +271,8 @@ main() {
         for part in ${together//[+,]/ }; do
             case $part in
                 unit:* | integration:* | trainer:* | pins:*) ;;
-                lint | docs | unit | integration | trainer | pins | firewall_pins | long | storm | cores | cores:all | systems | systems:* | molecule | molecule:*) ;;
-                *) die "There is no part called $part: lint, docs, unit, integration, trainer, pins, firewall_pins, cores, cores:all, long, storm, systems, systems:SUITE, molecule, molecule:SCENARIO or all." ;;
+                lint | lint:all | docs | unit | integration | trainer | pins | firewall_pins | long | storm | cores | cores:all | systems | systems:* | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, lint:all, docs, unit, integration, trainer, pins, firewall_pins, cores, cores:all, long, storm, systems, systems:SUITE, molecule, molecule:SCENARIO or all." ;;
             esac
         done
     done

@@ -82,6 +82,7 @@ def test_field_07_master_with_201_shards_and_worker_with_4(play, home):
     assert all(read(node["run_dir"] + "/data") == wanted for node in play.hosts.values())
 
 
+@pytest.mark.long
 def test_shards_of_the_controller(play, home):
     paths = [str(home), str(home.parent / "tokenizer")]
     play.plan["data"].update(source="controller", paths=paths, host="b", shards=2)

@@ -94,13 +94,14 @@ def test_what_is_closed_is_opened_and_what_is_open_is_left_alone_by_who_is_root_
     assert not log.exists(), log.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "text", "cause"),
     [
         pytest.param(0, NOTHING_LEAVES, "h1 lets it in, so an outgoing", id="output"),
-        pytest.param(1, BAN, "can drop packets: nft chain inet f2b-table f2b-chain", id="another program", marks=pytest.mark.long),
+        pytest.param(1, BAN, "can drop packets: nft chain inet f2b-table f2b-chain", id="another program"),
     ],
-)  # fmt: skip
+)
 def test_a_rule_that_does_not_help_is_taken_back_and_the_cause_named(lan, number, text, cause):
     lan.run(1, "nft", "-f", "-", text=WALL)
     lan.run(number, "nft", "-f", "-", text=text)

@@ -18,10 +18,10 @@ began=$SECONDS
 ./demo.sh -e "ddp_torch=2.13.0$([ "$INDEX" = default ] && echo +cuda)"
 demo=$((SECONDS - began))
 began=$SECONDS
-TORCH_INDEX=$INDEX ./test.sh lint,unit
+TORCH_INDEX=$INDEX ./test.sh lint:all,unit
 tests=$((SECONDS - began))
 # shellcheck source=/dev/null
 system=$(. /etc/os-release && echo "$PRETTY_NAME")
 controller=~/.cache/nanochat-ddp/controller/bin
 core=$("$controller/ansible" --version | sed -n '1s/.*core \([^]]*\)].*/\1/p')
-echo "PLAYED $system: Python $("$controller/python" -c 'import platform; print(platform.python_version())'), ansible-core $core, demo.sh in $demo s, test.sh lint,unit in $tests s"
+echo "PLAYED $system: Python $("$controller/python" -c 'import platform; print(platform.python_version())'), ansible-core $core, demo.sh in $demo s, test.sh lint:all,unit in $tests s"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plays README's two commands, and ./test.sh lint,unit, in bare systems as debootstrap makes them, as a user with sudo whose machine
+# Plays README's two commands, and ./test.sh lint:all,unit, in bare systems as debootstrap makes them, as a user with sudo whose machine
 # has nothing but apt: tests/systems/run.sh SUITE... Each ends with a line PLAYED, by which ./test.sh systems tells what ran.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
