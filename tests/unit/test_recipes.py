@@ -109,6 +109,6 @@ def test_a_stage_is_a_row_for_the_planner(tmp_path: Path) -> None:
 
 
 def test_a_setting_with_an_effect_on_its_host_touches_five_files_at_most(tmp_path: Path) -> None:
-    """These, and the page that tools/generate_docs.py writes."""
+    """These, and the one that calls what acts for the rank alone; tools/generate_docs.py writes two more."""
     assert len(NICENESS) + 1 <= 5
-    assert followed(tmp_path, NICENESS, HOST) == [7, "0", "python"]
+    assert followed(tmp_path, NICENESS, HOST) == [min(7, 19 - os.nice(0)), "0", "python"]

@@ -80,7 +80,7 @@ class Setting(NamedTuple):
     low: Optional[float] = None
     most: Optional[int] = None  # beyond it a plan would never be finished, or describe no machine that there is
     pattern: str = ""
-    takes: str = ""  # the pattern in words
+    takes: str = ""  # the accepted values in words, where type and lower limit do not say them
     empty: str = ""  # the meaning of an unset value
     smoke: Any = None  # defaults of the profiles
     real: Any = None

@@ -23,6 +23,7 @@ from .hosts import Host
 TORCHRUN_ENV = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
 )  # fmt: skip
+# What else env of command.py sets, such as OMP_NUM_THREADS, a user may set otherwise.
 PLAN_ENV = (
     "NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", politeness.VARIABLE, "GLOO_SOCKET_IFNAME",
 )  # fmt: skip
