@@ -31,8 +31,8 @@ def test_state_dict_has_the_keys_shapes_and_order_of_upstream(case: dict) -> Non
 
 def test_a_parameter_without_a_gradient_is_refused_when_the_pass_is_made() -> None:
     model = model_of()
-    model.transformer.block(1).mlp.gate = torch.nn.Parameter(torch.zeros(3, 4))
-    with pytest.raises(UserError, match=r"parameters without a gradient: transformer\.h\.1\.mlp\.gate; "):
+    model.transformer.block(1).mlp.made_up = torch.nn.Parameter(torch.zeros(3, 4))
+    with pytest.raises(UserError, match=r"parameters without a gradient: transformer\.h\.1\.mlp\.made_up; "):
         TrainingPass(model)
 
 
@@ -47,20 +47,20 @@ def test_a_parameter_that_nobody_fills_or_updates_is_refused(monkeypatch: pytest
     with pytest.raises(UserError, match=r"^init_weights leaves smear_lambda unfilled; "):
         check_gradients()
     model = model_of()
-    model.transformer.block(1).mlp.gate = torch.nn.Parameter(torch.zeros(3))
+    model.transformer.block(1).mlp.made_up = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(
-        UserError, match=r"^transformer\.h\.1\.mlp\.gate: no matrix, so it needs a group in adamw_groups"
+        UserError, match=r"^transformer\.h\.1\.mlp\.made_up: no matrix, so it needs a group in adamw_groups"
     ):
         Optimizer(model, LearningRates())
 
 
 def test_a_parameter_that_nobody_counts_is_refused_when_the_model_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_gate(self: MLP, config: ModelConfig) -> None:
+    def with_more(self: MLP, config: ModelConfig) -> None:
         made(self, config)
-        self.gate = Weight(config.n_embd, 8)
+        self.made_up = Weight(config.n_embd, 8)
 
     made = MLP.__init__
-    monkeypatch.setattr(MLP, "__init__", with_gate)
+    monkeypatch.setattr(MLP, "__init__", with_more)
     with pytest.raises(UserError, match=r"has 66,642 parameters, but rules/model_size.py counts 65,618; "):
         GPT(TINY)
 

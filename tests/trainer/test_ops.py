@@ -68,6 +68,11 @@ def test_a_wrong_pass_is_named_before_a_training_begins(monkeypatch: pytest.Monk
         ):
             check_gradients()
     with monkeypatch.context() as patch:
+        # Each micro-batch takes the place of the one before.
+        patch.setattr(gradients_module.Gradients, "_grown", lambda self, names: False)
+        with pytest.raises(UserError, match=r"^the gradient of \S+ in the training pass is not"):
+            check_gradients()
+    with monkeypatch.context() as patch:
         ready = layers.PassContext.ready
         patch.setattr(
             layers.PassContext,
