@@ -302,9 +302,9 @@ _VARIABLES = {
     "ddp_base_dir": "{{ pin_root }}/{{ inventory_hostname }}", "ddp_results_dir": "{{ pin_root }}/results",
 }  # fmt: skip
 HOSTS = ("desktop", "laptop", "tower")
-# The task of playbook status that prints: for programs and for people, what the doctor's find_run found, which looks as status does.
+# The task of playbook status that prints; again for people, it prints what the whole playbook has found for programs.
 STATUS = yaml.safe_load((ROOT / "playbooks" / "status.yml").read_text(encoding="utf-8"))[0]["tasks"]
-(PRINT,) = (task for task in STATUS if "ansible.builtin.debug" in task)
+PRINT = [task for task in STATUS if "ansible.builtin.debug" in task]
 
 
 def played(folder: Path, plays: Iterable[Case], hosts: Iterable[str]) -> list[list[str]]:
@@ -347,7 +347,7 @@ def said(results: Mapping[str, Case]) -> list[str]:
 
 
 def looks(built: Any) -> list[dict[str, Any]]:
-    """The plays that look at one run: the doctor, its status for programs and for people, and its closing screen if it is over."""
+    """The plays that look at one run: its status for programs and for people, the doctor, and its closing screen if it is over."""
     hosts = ",".join(node["host"] for node in built.plan["nodes"])
     off = [node["host"] for node in built.plan["nodes"] if built.case["hosts"].get(node["host"], {}).get("off")]
     known = {**_VARIABLES, "target": hosts, "pin_root": str(built.root), "pin_off": off}
@@ -364,9 +364,10 @@ def looks(built: Any) -> list[dict[str, Any]]:
     told = {"ansible.builtin.debug": {"msg": ["{{ watch_judged.verdicts | to_json }}"]}, "run_once": True}
     play = {"hosts": hosts, "gather_facts": False, "vars": {**known, "ddp_controller": controller}}
     quiet = {"rescue": [{"ansible.builtin.meta": "clear_host_errors"}]}
-    shown = [{**PRINT, "vars": {"ddp_json": programs}} for programs in (True, False)]
     return [
-        {**play, "tasks": [{"block": doctor, **quiet}, *shown]},
+        {"ansible.builtin.import_playbook": "nanochat.ddp.status", "vars": {**known, "ddp_json": True}},
+        {**play, "tasks": PRINT},
+        {**play, "tasks": [{"block": doctor, **quiet}]},
         *(
             [{**play, "vars": {**play["vars"], "ddp_plan": built.plan}, "tasks": [{"block": watch, **quiet}, told]}]
             if built.case.get("closing")
@@ -393,8 +394,8 @@ def host_of(found: Case, now: float) -> dict[str, Any]:
 
 def run_of(built: Any, texts: list[list[str]]) -> dict[str, Any]:
     """What the looks at a run say."""
-    (*doctor, status, screen), *closing = texts
-    found = json.loads(status)
+    status, screen, doctor, *closing = texts
+    found = json.loads(status[0])
     # Whether this machine is busy with something else is no part of the case.
     judged = json.loads(doctor[0].replace('"healthy-slow"', '"healthy"')) if doctor[0].startswith("{") else None
     verdict = judged and judged["verdict"]
@@ -412,7 +413,7 @@ def run_of(built: Any, texts: list[list[str]]) -> dict[str, Any]:
         if verdict
         else "no plan",
     }
-    sentences = {"status": screen.splitlines(), "doctor": doctor}
+    sentences = {"status": screen[0].splitlines(), "doctor": doctor}
     if verdict:
         sentences["doctor"] = [verdict["seen"], verdict["remedy"], *judged["evidence"]]
         if verdict["code"] == "healthy":
