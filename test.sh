@@ -21,8 +21,8 @@ SYSTEMS=(bookworm trixie testing)
 
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
 EVERY_TIME=("integration,pins+trainer,cores,docs+lint,unit,molecule:site")
-# `all` runs these behind it.
-THE_REST=("molecule:membership,molecule:no_sudo+lint:all,storm,molecule:restart,molecule:firewalls,molecule:mixed,firewall_pins" "long,cores:all+systems")
+# `all` runs these behind it; the bare systems run lint:all.
+THE_REST=("molecule:membership,molecule:no_sudo+storm,molecule:restart,molecule:firewalls,molecule:mixed,firewall_pins" "long,cores:all+systems")
 
 need_tools() {
     need_packages shellcheck tcsh fish tmux iproute2 procps rsync nftables iptables
