@@ -207,39 +207,12 @@ repaired:
 
 import platform
 
-from ..module_utils._kit.files import Busy
 from ..module_utils._kit.module import ansible_module
-from ..module_utils._shards.folder import ShardsError
-from ..module_utils._shards.states import STATES, ShardsRequest
+from ..module_utils._shards import states
+from ..module_utils._shards.url import fetch
 
-PORT = {"type": "int", "required": True}
-SPEC = {
-    "path": {"type": "path", "required": True},
-    "host": {"type": "str"},
-    "state": {"type": "str", "choices": list(STATES), "default": "synced"},
-    "manifest": {"type": "dict"},
-    "source": {"type": "path"},
-    "tokenizer": {"type": "path"},
-    "url": {"type": "str"},
-    "names": {"type": "list", "elements": "str"},
-    "shards": {"type": "int", "default": 0},
-    "address": {"type": "str"},
-    "ports": {"type": "dict", "options": {"low": PORT, "high": PORT}},
-    "allow": {"type": "list", "elements": "str"},
-    "secret": {"type": "str", "no_log": True},
-    "peers": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "options": {
-            "host": {"type": "str", "required": True},
-            "address": {"type": "str", "required": True},
-            "port": PORT,
-        },
-    },
-    "seeds": {"type": "list", "elements": "path", "default": []},
-    "dest": {"type": "path"},
-}
+STATES = {**states.STATES, "fetched": fetch}
+SPEC = {**states.OPTIONS, "state": {**states.OPTIONS["state"], "choices": list(STATES)}}
 REQUIRED_IF = [
     ("state", "imported", ["source"]),
     ("state", "fetched", ["url", "names"]),
@@ -250,14 +223,9 @@ REQUIRED_IF = [
 
 def main() -> None:
     module = ansible_module(argument_spec=SPEC, supports_check_mode=True, required_if=REQUIRED_IF)
-    given = module.params
-    request = ShardsRequest(given["host"] or platform.node(), given["path"], module.check_mode, given)
-    try:
-        module.exit_json(**STATES[given["state"]](request).as_result())
-    except (Busy, ShardsError, ValueError, OverflowError) as why:
-        module.fail_json(msg=f"{request.host}: {why}")
-    except OSError as why:
-        module.fail_json(msg=f"{request.host}: {why.filename or request.path}: {why.strerror or why}")
+    given = {**module.params, "host": module.params["host"] or platform.node()}
+    result = states.shard_sync(check=module.check_mode, states=STATES, **given)
+    (module.fail_json if result.get("failed") else module.exit_json)(**result)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The states of the module shard_sync, a function each: how the first host gets a folder of shards and describes it, how a folder is
-served to other hosts, completed from them, and linked into a run."""
+"""The states of a folder of shards, for the module shard_sync and the agent, a function each: how the first host gets a folder and
+describes it, how it is served to other hosts, completed from them, and linked into a run. `fetched` is in url.py: it takes Ansible."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple
 from .._contract import validate
 from .._contract.document import Document, digest_of
 from .._contract.run_folder import MANIFEST, TOKENIZER
-from .._contract.validate import NO_CREDENTIALS, has_credentials
+from .._kit.files import Busy
 from .._kit.words import plural
-from . import server, url
+from . import server
 from .chain import Chain, ShardPeer, Source
 from .folder import (
     Digests,
@@ -37,11 +37,40 @@ from .folder import (
     writing,
 )
 
+PORT = {"type": "int", "required": True}
+# Parameters of shard_sync.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "path": {"type": "path", "required": True},
+    "host": {"type": "str"},
+    "state": {"type": "str", "default": "synced"},
+    "manifest": {"type": "dict"},
+    "source": {"type": "path"},
+    "tokenizer": {"type": "path"},
+    "url": {"type": "str"},
+    "names": {"type": "list", "elements": "str"},
+    "shards": {"type": "int", "default": 0},
+    "address": {"type": "str"},
+    "ports": {"type": "dict", "options": {"low": PORT, "high": PORT}},
+    "allow": {"type": "list", "elements": "str"},
+    "secret": {"type": "str", "no_log": True},
+    "peers": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "host": {"type": "str", "required": True},
+            "address": {"type": "str", "required": True},
+            "port": PORT,
+        },
+    },
+    "seeds": {"type": "list", "elements": "path", "default": []},
+    "dest": {"type": "path"},
+}
 UNKNOWN_YET = "the files are unknown until the first host has made them"
 
 
 class ShardsRequest(NamedTuple):
-    """The module's validated options."""
+    """What is wanted of a folder; options: those of the module, all of them."""
 
     host: str
     path: str
@@ -59,7 +88,7 @@ class ShardsRequest(NamedTuple):
 
 @dataclasses.dataclass
 class ShardsOutcome:
-    """The module's result, with the same keys whether or not something changed."""
+    """What was done, with the same keys whether or not something changed."""
 
     changed: bool = False
     manifest: Manifest | None = None
@@ -137,37 +166,6 @@ def _chosen(request: ShardsRequest) -> dict[str, str]:
     if given:
         raise ShardsError(f"{given} holds no tokenizer ({' and '.join(TOKENIZER)}); name the folder that does")
     return found  # one will be trained
-
-
-def fetch(request: ShardsRequest) -> ShardsOutcome:
-    """Download missing or broken files of a collection."""
-    base, names = str(request.options["url"]), [validate.file_path(name) for name in request.options["names"]]
-    if has_credentials(base):
-        raise ShardsError(f"url is {NO_CREDENTIALS}")
-    kept, digests = load_manifest(request.path), Digests(request.path)
-    expected = {one.path: one.sha256 for one in kept.files} if kept else {}
-    problems = {name: _problem(request.path, name, digests, expected.get(name)) for name in names}
-    outcome = ShardsOutcome.of_names(names, [name for name in names if problems[name]], [])
-    outcome.repaired = {name: what for name, what in problems.items() if what not in ("", "missing")}
-    if outcome.moved:
-        outcome.msg = f"{plural(len(outcome.moved), 'shard')} to fetch from {base}"
-    if outcome.moved and not request.check:
-        make_folder(request.path)
-        with writing(request.path):
-            outcome.bytes = url.fetch_all(base, outcome.moved, digests, expected)
-        outcome.sources = {base: outcome.bytes}
-    if not request.check:
-        digests.save()
-    return outcome
-
-
-def _problem(folder: str, name: str, digests: Digests, sha256: str | None) -> str:
-    full = os.path.join(folder, name)
-    if not os.path.isfile(full):
-        return "missing"
-    if url.parquet_problem(full):
-        return "truncated"
-    return "corrupted" if digests.of(name) != (sha256 or digests.of(name)) else ""
 
 
 def describe(request: ShardsRequest) -> ShardsOutcome:
@@ -310,12 +308,24 @@ def link_run(request: ShardsRequest) -> ShardsOutcome:
     return outcome
 
 
-STATES: dict[str, Callable[[ShardsRequest], ShardsOutcome]] = {
+State = Callable[[ShardsRequest], ShardsOutcome]
+STATES: dict[str, State] = {
     "imported": import_folder,
-    "fetched": fetch,
     "described": describe,
     "served": serve,
     "synced": sync,
     "stopped": stop,
     "linked": link_run,
 }
+
+
+def shard_sync(host: str, check: bool = False, states: Mapping[str, State] = STATES, **given: Any) -> dict[str, object]:
+    """Bring a folder into its state, or predict that, and return the result of the module with these options."""
+    options = {**{name: option.get("default") for name, option in OPTIONS.items()}, **given}
+    path = str(options["path"])
+    try:
+        return states[options["state"]](ShardsRequest(host, path, check, options)).as_result()
+    except (Busy, ShardsError, ValueError, OverflowError) as why:
+        return {"failed": True, "msg": f"{host}: {why}"}
+    except OSError as why:
+        return {"failed": True, "msg": f"{host}: {why.filename or path}: {why.strerror or why}"}

@@ -1,7 +1,8 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Downloads numbered parquet shards of a public collection: resumable, retried, and verified before they get a name."""
+"""The state `fetched` of a folder: numbered parquet shards of a public collection are downloaded, resumable, retried, and verified
+before they get a name."""
 
 from __future__ import annotations
 
@@ -17,9 +18,12 @@ from typing import Iterator, NoReturn
 from ansible.module_utils.urls import ConnectionError as UrlError
 from ansible.module_utils.urls import open_url
 
+from .._contract import validate
+from .._contract.validate import NO_CREDENTIALS, has_credentials
 from .._kit.files import hash_file, read_text
-from .._kit.words import bytes_text
-from .folder import CHUNK, Digests, ShardsError, make_folder
+from .._kit.words import bytes_text, plural
+from .folder import CHUNK, Digests, ShardsError, load_manifest, make_folder, writing
+from .states import ShardsOutcome, ShardsRequest
 
 MAGIC = b"PAR1"
 READ_SECONDS = 30.0
@@ -33,6 +37,37 @@ NETWORK = (OSError, http.client.HTTPException, UrlError)
 
 class PassingError(Exception):
     """A failure that a retry may fix."""
+
+
+def fetch(request: ShardsRequest) -> ShardsOutcome:
+    """Download missing or broken files of a collection."""
+    base, names = str(request.options["url"]), [validate.file_path(name) for name in request.options["names"]]
+    if has_credentials(base):
+        raise ShardsError(f"url is {NO_CREDENTIALS}")
+    kept, digests = load_manifest(request.path), Digests(request.path)
+    expected = {one.path: one.sha256 for one in kept.files} if kept else {}
+    problems = {name: _problem(request.path, name, digests, expected.get(name)) for name in names}
+    outcome = ShardsOutcome.of_names(names, [name for name in names if problems[name]], [])
+    outcome.repaired = {name: what for name, what in problems.items() if what not in ("", "missing")}
+    if outcome.moved:
+        outcome.msg = f"{plural(len(outcome.moved), 'shard')} to fetch from {base}"
+    if outcome.moved and not request.check:
+        make_folder(request.path)
+        with writing(request.path):
+            outcome.bytes = fetch_all(base, outcome.moved, digests, expected)
+        outcome.sources = {base: outcome.bytes}
+    if not request.check:
+        digests.save()
+    return outcome
+
+
+def _problem(folder: str, name: str, digests: Digests, sha256: str | None) -> str:
+    full = os.path.join(folder, name)
+    if not os.path.isfile(full):
+        return "missing"
+    if parquet_problem(full):
+        return "truncated"
+    return "corrupted" if digests.of(name) != (sha256 or digests.of(name)) else ""
 
 
 def fetch_all(base: str, names: list[str], digests: Digests, expected: dict[str, str]) -> int:

@@ -48,6 +48,7 @@ HOST_FILES = {
     "_preflight.peer_check": ("peer_check", "start_responder", "stop_responder"),
     "_preflight.programs": ("run_program", "start_program", "end_program", "keep_measured"),
     "_shards.make": ("make_data",),
+    "_shards.states": ("shard_sync",),
     "_trainer.files": ("trainer_files",),
     "_trainer.venv": ("trainer_venv", "lacking_wheels"),
 }
