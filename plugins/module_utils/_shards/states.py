@@ -70,7 +70,7 @@ UNKNOWN_YET = "the files are unknown until the first host has made them"
 
 
 class ShardsRequest(NamedTuple):
-    """What is wanted of a folder; options: those of the module, all of them."""
+    """A folder and what it shall become; options: those of the module, all of them."""
 
     host: str
     path: str
@@ -88,7 +88,7 @@ class ShardsRequest(NamedTuple):
 
 @dataclasses.dataclass
 class ShardsOutcome:
-    """What was done, with the same keys whether or not something changed."""
+    """The result of a state, with the same keys whether or not something changed."""
 
     changed: bool = False
     manifest: Manifest | None = None
