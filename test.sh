@@ -58,7 +58,7 @@ TWICE=(--reruns 1 -rR)
 TWO_FILES=(-n 2 --dist loadfile)
 real_processes() { "$1" -m pytest -q -m "${WHICH:-not long}" "${TWICE[@]}" --durations=10 --durations-min=20 "${@:2}"; }
 
-run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-1000} PYTHONPATH=$COLLECTIONS real_processes python "${1:-tests/unit}"); }
+run_unit() { (cd "$COLLECTION" && PYTHONPATH=$COLLECTIONS real_processes python "${1:-tests/unit}"); }
 
 run_integration() {
     need_packages chromium openssh-server openssh-client
@@ -81,7 +81,7 @@ run_pins() {
     (cd "$COLLECTION" && TRAINER_VENV=$TRAINER_VENV PYTHONPATH=$COLLECTIONS real_processes python "${1:-tests/pins}")
 }
 
-# The tests that take half a minute or more, a hundred times the random schedules of keepers, and more answers of hostile hosts.
+# The tests that cost more than they would show at every change, 200 times the random schedules of keepers, and more answers of hostile hosts.
 run_long() {
     (cd "$COLLECTION" && SCHEDULES=100000 PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit/plugins/module_utils/_keeper/test_membership.py)
     (cd "$COLLECTION" && NANOCHAT_DDP_CASES=5000 PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit/plugins/test_hostile_answers.py)

@@ -128,6 +128,7 @@ def ends_in(job: Job, seconds: float) -> float:
     return ends
 
 
+@pytest.mark.long
 def test_real_ranks_stop_resume_and_end_on_time(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     ends = ends_in(job, 40.0)

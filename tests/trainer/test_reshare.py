@@ -79,7 +79,9 @@ def losses(job: Job) -> list[float]:
     return [event["loss"] for event in job.events("step")]
 
 
-@pytest.mark.parametrize("way", [("--head", "shared"), ("--head", "whole", "--sync", "int8")])
+@pytest.mark.parametrize(
+    "way", [("--head", "shared"), pytest.param(("--head", "whole", "--sync", "int8"), marks=pytest.mark.long)]
+)
 def test_a_slowed_rank_gets_fewer_rows_and_the_losses_stay_the_same(tmp_path: Path, way: tuple[str, ...]) -> None:
     even = Job(tmp_path / "even", 2)
     even.run(*FLAGS[:4], *way)

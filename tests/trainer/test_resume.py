@@ -47,7 +47,7 @@ class SharedFolder(Job):
         return self.folder / "host0"
 
 
-@pytest.mark.parametrize("kind", [Job, SharedFolder])
+@pytest.mark.parametrize("kind", [Job, pytest.param(SharedFolder, marks=pytest.mark.long)])
 def test_error_feedback_is_resumed_bit_for_bit(kind: type[Job], tmp_path: Path) -> None:
     job = kind(tmp_path, 2)
     job.run("--sync", "int8", "--save-every", "4")

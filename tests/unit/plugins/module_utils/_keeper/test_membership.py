@@ -13,7 +13,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import member
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import memory
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper import membership_world
 
-SCHEDULES = int(os.environ.get("SCHEDULES", "1000"))
+SCHEDULES = int(os.environ.get("SCHEDULES", "500"))
 BOTH = ("desktop", "laptop")
 RULES = m.Rules(BOTH, least=1, grace=10, first_grace=60)
 THREE = m.Rules(("a", "b", "c"), least=2, grace=10, first_grace=60)
