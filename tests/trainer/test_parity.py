@@ -41,7 +41,7 @@ def differences(wanted: Any, got: Any, place: str = "") -> list[str]:
 @pytest.fixture(scope="module", autouse=True)
 def one_library() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numerics, "choose", always("mkl"))
+        patch.setattr(numerics, "try_route", always("mkl"))
         yield
 
 
