@@ -22,8 +22,6 @@ from trainings import DATA, STEPS, Job
 
 from nanochat.run import checkpoint_manager as checkpoints
 
-KILLS = [1, pytest.param(5, marks=pytest.mark.long)]
-
 
 def test_field_18_a_rank_that_lost_its_checkpoints_gets_them_from_another(tmp_path: Path, uninterrupted: str) -> None:
     job = Job(tmp_path, 2)
@@ -88,9 +86,9 @@ def test_sigterm_on_one_rank_makes_all_save_and_exit_0(tmp_path: Path, uninterru
     assert job.final_digest() == uninterrupted
 
 
-@pytest.mark.parametrize("count", KILLS)
-def test_field_18_killed_at_random_moments_and_resumed(count: int, tmp_path: Path) -> None:
-    kill_and_resume.endure(tmp_path, count)
+@pytest.mark.long
+def test_field_18_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
+    kill_and_resume.endure(tmp_path, 5)
 
 
 def heartbeat(job: Job) -> dict[str, Any]:
