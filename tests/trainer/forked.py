@@ -120,7 +120,7 @@ def run(argv: Sequence[str]) -> None:
     if os.environ.get("TEST_ROUTE"):
         from nanochat.model import numerics
 
-        numerics.try_route = always(os.environ["TEST_ROUTE"])
+        numerics.try_route = always(os.environ["TEST_ROUTE"])  # type: ignore[assignment]
     if first == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     elif first == "-c":

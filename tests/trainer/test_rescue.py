@@ -150,7 +150,7 @@ def lost(*dummy: object) -> None:
 def lose_in_an_update(comm: Comm, folder: str, sync: str, method: str) -> None:
     """In the fourth step every rank loses the others while it changes weights."""
     # The same library as in the runs that resume from this.
-    numerics.try_route = always("mkl")
+    numerics.try_route = always("mkl")  # type: ignore[assignment]
     run = ready(comm, folder, "--save-on-loss", "--head", "whole", "--sync", sync)
     for dummy in range(3):
         train_step(run)
@@ -216,7 +216,7 @@ def fine_tune(comm: Comm, folder: str) -> None:
     """Make four steps; then the second rank saves alone."""
     torch.set_num_threads(1)
     # The same library as in the runs that resume from this.
-    numerics.try_route = always("mkl")
+    numerics.try_route = always("mkl")  # type: ignore[assignment]
     enter_folder(folder, comm.rank)
     argv = Chat(Path(folder), comm.world).argv(["--head", "whole", "--save-on-loss"])[2:]
     settings = parse_chat(argv, lambda *dummy: {})
