@@ -319,12 +319,14 @@ STATES: dict[str, State] = {
 }
 
 
-def shard_sync(host: str, check: bool = False, states: Mapping[str, State] = STATES, **given: Any) -> dict[str, object]:
-    """Bring a folder into its state, or predict that, and return the result of the module with these options."""
+def shard_sync(
+    host: str, check: bool = False, states: Mapping[str, State] | None = None, **given: Any
+) -> dict[str, object]:
+    """Bring a folder into its state, or predict that, and return the result of the module with these options; states: if there are more."""
     options = {**{name: option.get("default") for name, option in OPTIONS.items()}, **given}
     path = str(options["path"])
     try:
-        return states[options["state"]](ShardsRequest(host, path, check, options)).as_result()
+        return (states or STATES)[options["state"]](ShardsRequest(host, path, check, options)).as_result()
     except (Busy, ShardsError, ValueError, OverflowError) as why:
         return {"failed": True, "msg": f"{host}: {why}"}
     except OSError as why:
