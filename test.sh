@@ -81,7 +81,7 @@ run_pins() {
     (cd "$COLLECTION" && TRAINER_VENV=$TRAINER_VENV PYTHONPATH=$COLLECTIONS real_processes python "${1:-tests/pins}")
 }
 
-# The tests that cost more than they would show at every change, 200 times the random schedules of keepers, and more answers of hostile hosts.
+# The tests that cost more than they would show at every change, and more random schedules of keepers and answers of hostile hosts.
 run_long() {
     (cd "$COLLECTION" && SCHEDULES=100000 PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit/plugins/module_utils/_keeper/test_membership.py)
     (cd "$COLLECTION" && NANOCHAT_DDP_CASES=5000 PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit/plugins/test_hostile_answers.py)

@@ -322,7 +322,10 @@ STATES: dict[str, State] = {
 def shard_sync(
     host: str, check: bool = False, states: Mapping[str, State] | None = None, **given: Any
 ) -> dict[str, object]:
-    """Bring a folder into its state, or predict that, and return the result of the module with these options. states: the module's."""
+    """Bring a folder into its state, or predict that, and return the result of the module with these options.
+
+    states: the function of each state; the module has one more, which downloads.
+    """
     options = {**{name: option.get("default") for name, option in OPTIONS.items()}, **given}
     path = str(options["path"])
     try:
